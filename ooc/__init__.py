@@ -11,7 +11,6 @@ from ooc.runtime.lazy_imports import keep_old_names, lazy_exports
 from ooc.stores.errors import BudgetError, ConfigError, InputError, OocError, StoreError
 
 if TYPE_CHECKING:
-    from ooc.config.appending import append
     from ooc.config.events import EventsConfig
     from ooc.config.modes import load_config
     from ooc.config.nodes import FullConfig, TrainConfig
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from ooc.models.builders import build_model, full_blocks, pre_aggregation_of
     from ooc.planning.run_plan import Plan
     from ooc.pyg.build_store import from_data, ingest
+    from ooc.pyg.change_store import append, split
     from ooc.report.page import write_report
     from ooc.runtime.memory import MemoryMeter
     from ooc.runtime.version import __version__
@@ -73,6 +73,7 @@ __all__ = [
     "open",
     "plan",
     "pre_aggregation_of",
+    "split",
     "train",
     "verify",
     "write_report",
@@ -109,7 +110,7 @@ __getattr__ = lazy_exports(
         "TrainConfig": "ooc.config.nodes",
         "WrittenRows": "ooc.training.infer",
         "__version__": "ooc.runtime.version",
-        "append": "ooc.config.appending",
+        "append": "ooc.pyg.change_store",
         "build_model": "ooc.models.builders",
         "compact": "ooc.stores.growth.compact",
         "embed": "ooc.training.infer",
@@ -120,6 +121,7 @@ __getattr__ = lazy_exports(
         "load_config": "ooc.config.modes",
         "plan": "ooc.training.verbs",
         "pre_aggregation_of": "ooc.models.builders",
+        "split": "ooc.pyg.change_store",
         "train": "ooc.training.verbs",
         "verify": "ooc.stores.integrity",
         "write_report": "ooc.report.page",

@@ -231,7 +231,7 @@ class Dataset:
         >>> ds.events.read(0, 1000).time
         """
         if self.manifest.time is None:
-            raise InputError(f"{self.path} has no times: ingest it with --time COLUMN")
+            raise InputError(f"{self.path} has no times: ingest it with `time`")
         if self._events is None:
             group = self._place.group(names.event_array("time"))
             self._events = Events(group, self.manifest, self.engine, self.verify_reads)

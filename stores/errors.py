@@ -2,6 +2,9 @@
 
 The command line prints such an error as one line and exits with code 2; library callers catch `OocError`. `assert` is for
 invariants, never for input.
+
+Messages name arguments as Python has them, in backticks: `memory` or `drop_missing=True`. The command line shows its flags in
+their place (`ooc.cli.messages`).
 """
 
 

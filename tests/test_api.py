@@ -35,11 +35,11 @@ def test_all_names_are_typed_where_they_are_defined() -> None:
         if name != "open":
             assert getattr(ooc, name) is getattr(__import__(shown[name], fromlist=[name]), name)
     assert dir(ooc) == sorted(ooc.__all__)
-    asked = "train plan infer embed append verify open TrainConfig FullConfig EventsConfig SnapshotsConfig MemoryMeter"
+    asked = "train plan infer embed append split verify open TrainConfig FullConfig EventsConfig SnapshotsConfig MemoryMeter"
     assert {*asked.split(), "build_model", "RandomNegatives", "__version__"} <= set(ooc.__all__)
 
 
-@pytest.mark.parametrize("name", ["train", "plan", "infer", "embed", "append", "verify", "compact"])
+@pytest.mark.parametrize("name", ["train", "plan", "infer", "embed", "append", "split", "verify", "compact"])
 def test_functions_are_documented(name: str) -> None:
     function, text = getattr(ooc, name), inspect.getdoc(getattr(ooc, name)) or ""
     for section in ("Args:", "Returns:", "Raises:", ">>> "):
@@ -72,6 +72,7 @@ def script() -> None:
     counted: int = ooc.append("store", edges="e.parquet").appended.edges
     text: str = ooc.__version__
     columns: tuple[int, ...] = ooc.embed("run", "store", layer=1).shape
+    sizes: dict[str, int] = ooc.split("store", (0.6, 0.2, 0.2), seed=1).sizes
     ooc.infer("run", "store", memry="2GB")
 """
 
@@ -83,7 +84,7 @@ def test_mypy_sees_the_types(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     errors = [line for line in done.stdout.splitlines() if " error: " in line]
     assert errors, done.stdout
-    assert all("script.py:13: error: " in line for line in errors), done.stdout
+    assert all("script.py:14: error: " in line for line in errors), done.stdout
     assert "memry" in errors[0]
 
 
@@ -124,7 +125,7 @@ def test_a_configuration_is_an_object_a_file_or_names(make_store: MakeStore, tmp
     assert ooc.train(tmp_path / "one" / "config.json", out=tmp_path / "three")["metrics"] == one
     with pytest.raises(ooc.ConfigError, match="unknown key 'epoch'; did you mean 'epochs'"):
         ooc.train(config, epoch=3)
-    with pytest.raises(ooc.ConfigError, match="give resume too"):
+    with pytest.raises(ooc.ConfigError, match="give `resume=True` too"):
         ooc.train(config, grown=True)
     for callbacks in (ooc.Callback(), [print]):
         with pytest.raises(ooc.ConfigError, match=r"callbacks must be a list of objects of ooc\.Callback"):

@@ -368,3 +368,61 @@ def test_shares_of_the_memory_stand_in_its_plan() -> None:
         if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store) and each.id.endswith("SHARE")
     }
     assert not found, f"a share of the memory is {plan}'s; what is no memory is no share"
+
+
+COMMANDS = {
+    "ooc.config.topics": "headings of the help",
+    "ooc.planning.choose_mode": "the command line of the recommended mode, in a plan's JSON",
+}
+"""Modules below the command line whose strings name flags, and why."""
+
+
+def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, text) of every string but docstrings and helps of flags; an f-string is one text."""
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    helps = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "description"]
+    parts = [part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values]
+    told |= {id(each) for node in [*helps, *parts] for each in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in told:
+            yield node.lineno, ast.unparse(node)
+
+
+def flags_named(source: str) -> list[str]:
+    """The messages of a module that name a flag of the command line."""
+    return [f"{line}: {text}" for line, text in messages(ast.parse(source)) if re.search(r"(?<![\w-])--[a-z{]", text)]
+
+
+def test_messages_name_arguments_not_flags() -> None:
+    """Below the command line, which puts its flags in their place: `ooc.cli.messages.name_flags`."""
+    found = {
+        name: flags
+        for name, path in MODULES.items()
+        if not name.startswith(("ooc.cli", "ooc.examples", "tools"))
+        and name not in COMMANDS
+        and (flags := flags_named(path.read_text()))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ['raise ConfigError("give --nodes too")', 'raise ConfigError(f"{path}: give --{name}")', 'advice = "more --memory"'],
+)
+def test_flags_in_messages_are_found(source: str) -> None:
+    assert flags_named(source)
+
+
+def test_the_command_line_shows_flags_in_place_of_arguments() -> None:
+    from ooc.cli.messages import name_flags
+
+    shown = {
+        "give `drop_missing=True`": "give --drop-missing",
+        "pass `header=False` if": "pass --no-header if",
+        "`dtype='int8'`, `parts=7`": "--dtype int8, --parts 7",
+        "as `store` or in": "as the argument STORE or in",
+        "`model_class='net:Net'`": "--model net:Net",
+        "leave out `num_parts`": "leave out --parts",
+        "run `ooc verify`, `self.layers`": "run `ooc verify`, `self.layers`",
+    }
+    assert {text: name_flags(text) for text in shown} == shown

@@ -15,8 +15,8 @@ import typer
 from ooc.cli.flags import APPEND, INGEST, flags_of_modes, with_flags
 from ooc.cli.help import Verb, Verbs, verb
 from ooc.cli.interrupted import RUN_AGAIN, WHOLE_OR_NOT, after_ctrl_c
+from ooc.cli.messages import name_flags
 from ooc.config import topics
-from ooc.config.base import parse
 from ooc.config.modes import class_of, classes, settings_of, suggested
 from ooc.stores.errors import ConfigError
 
@@ -84,18 +84,11 @@ def merge_appended(store: Path, memory: str | None) -> None:
 @with_flags(INGEST, topics.INGEST)
 def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to write.")], **flags: Any) -> None:
     """Build a store from edges, features, labels and splits, in bounded memory."""
-    from ooc.stores.ingest import IngestSpec
-    from ooc.stores.ingest import ingest as from_files
+    from ooc.pyg.build_store import ingest as build
     from ooc.training.watchers import StepBars
 
-    spec = parse(IngestSpec, {"out": out, **_given(flags)})
     with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
-        if spec.pyg is None:
-            result = from_files(spec, bars)
-        else:
-            from ooc.pyg.dataset_source import ingest as from_pyg  # imports torch
-
-            result = from_pyg(spec, bars)
+        result = build(out, **_given(flags), progress=bars)
     left_out = "".join(f"; {_left_out(reason, count)} dropped" for reason, count in result.dropped.items() if count)
     odd = f"; {result.non_finite:,} NaN or infinite values kept" if result.non_finite else ""
     resumed = f"; resumed after: {', '.join(result.resumed)}" if result.resumed else ""
@@ -104,7 +97,7 @@ def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to
     if result.partition is not None:
         print(f"  parts: {_parts(result.partition.model_dump())}")
     for note in result.notes:
-        print(f"note: {note}")
+        print(f"note: {name_flags(note)}")
 
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:
@@ -138,15 +131,14 @@ def _left_out(reason: str, count: int) -> str:
 @with_flags(APPEND, topics.INGEST)
 def append(store: StoreArgument, **flags: Any) -> None:
     """Add edges, nodes, or rows of existing nodes to a store, in one transaction."""
-    from ooc.stores.growth.append import append as add
-    from ooc.stores.growth.spec import AppendSpec
+    from ooc.pyg.change_store import append as add
     from ooc.training.watchers import StepBars
 
     with after_ctrl_c(WHOLE_OR_NOT), StepBars() as bars:
-        result = add(parse(AppendSpec, {"out": store, **_given(flags)}), bars)
+        result = add(store, **_given(flags), progress=bars)
     print(f"{store}: {_appended(asdict(result.appended))} appended in {result.seconds:.2f} s")
     for note in result.notes:
-        print(f"note: {note}")
+        print(f"note: {name_flags(note)}")
 
 
 def _appended(fields: dict[str, Any]) -> str:
@@ -170,16 +162,13 @@ def split(
 
     Runs that were trained on earlier splits are not resumed with the new ones.
     """
-    from ooc.stores.growth.resplit import resplit
-    from ooc.stores.ingest.spec import parse_shares
+    from ooc.pyg.change_store import split as give
 
-    shares = None if random_split is None else parse_shares(random_split)
-    files = {name: path for name, path in (("train", train), ("val", val), ("test", test)) if path is not None}
     with after_ctrl_c(WHOLE_OR_NOT):
-        result = resplit(store, shares, files, seed, replace)
+        result = give(store, random_split, seed=seed, train=train, val=val, test=test, replace=replace)
     print(f"{store}: " + ", ".join(f"{name} {count:,}" for name, count in result.sizes.items()) + " nodes")
     for note in result.notes:
-        print(f"note: {note}")
+        print(f"note: {name_flags(note)}")
 
 
 @app.command(cls=Verb, rich_help_panel=STORES, epilog="ooc compact papers.ooc")
@@ -319,8 +308,6 @@ def train(
     **flags: Any,
 ) -> None:
     """Train a model on a store and write the results to OUT."""
-    if grown and not resume:
-        raise ConfigError("--grown continues a run whose store has grown: give --resume too")
     settings = settings_of(config, {"store": store, "out": out, **flags}, resume, allow_code)
 
     from ooc.training.watchers import terminal_watcher
@@ -337,7 +324,7 @@ def train(
         watcher = terminal_watcher(names_run=out is None and not resume)
         summary = run(settings, resume=resume, watcher=watcher, grown=grown)
     steps = f"{settings.out}: {summary['total_steps']} steps; `ooc report {settings.out}` writes a report"
-    print(*score_lines(summary), steps, sep="\n")
+    print(*map(name_flags, score_lines(summary)), steps, sep="\n")
 
 
 @app.command(
@@ -408,7 +395,7 @@ def plan(
     console = Console(highlight=False)
     if (choice := getattr(result, "choice", None)) is not None:
         console.print(compared(choice))
-        refused = [f"{each.mode} is not possible: {each.fix}" for each in choice.candidates if each.fix is not None]
+        refused = [f"{each.mode} is not possible: {name_flags(each.fix)}" for each in choice.candidates if each.fix is not None]
         command = f"  ooc train {settings.store} {choice.best.flags}"
         console.print("\n".join([*refused, choice.reason, command]), markup=False, soft_wrap=True)
     for each in tables(result):
@@ -526,7 +513,7 @@ def embed(
     out: Annotated[
         Path, typer.Option("--out", metavar="PATH", help="The Zarr group to write; the embeddings are its array x.")
     ],
-    layer: Annotated[int | None, typer.Option("--layer", help="Layer number, from 1; default: the last but one.")] = None,
+    layer: Annotated[int | None, typer.Option("--layer", help="Layer number, from 1; by default the last but one.")] = None,
     memory: MemoryOption = None,
     engine: EngineOption = "auto",
     model: ModelOption = None,

@@ -5,7 +5,6 @@ It imports next to nothing before Ctrl-C is handled, because `ooc train` spends 
 
 import errno
 import os
-import re
 import signal
 import sys
 import threading
@@ -45,10 +44,6 @@ def _on_interrupt(number: int, frame: FrameType | None) -> None:
     signal.default_int_handler(number, frame)
 
 
-_FLAGS = {"num_parts": "--parts"}
-"""Arguments of Python whose options have other names"""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for user errors, 130 after Ctrl-C."""
     with interrupts_in_one_line():
@@ -76,7 +71,9 @@ def _outcome(arguments: Sequence[str] | None) -> int:
     except Interrupted as error:
         return _fail(str(error), INTERRUPTED)
     except OocError as error:
-        return _fail(_with_flags(str(error)))
+        from ooc.cli.messages import name_flags
+
+        return _fail(name_flags(str(error)))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         hint = "; free some space there" if error.errno == errno.ENOSPC else ""
@@ -117,13 +114,6 @@ def _unread() -> int:
 
 def _interrupted() -> int:
     return _fail("interrupted", INTERRUPTED)
-
-
-def _with_flags(text: str) -> str:
-    """An error's text with the command's options in place of the arguments of Python that they are passed as."""
-    for argument, flag in _FLAGS.items():
-        text = re.sub(rf"\b{argument}\b", flag, text)
-    return text
 
 
 def _fail(message: str, code: int = 2) -> int:

@@ -259,11 +259,6 @@ def saved_config(out: Path) -> dict[str, Any] | None:
     return read_config(out / CONFIG) if (out / CONFIG).is_file() else None
 
 
-def _flag(key: str) -> str:
-    """How a setting is given on the command line."""
-    return "the argument STORE" if key == "store" else f"--{key.replace('_', '-')}"
-
-
 def _shown(value: object) -> str:
     """A value in a message: as written, and cut where it is long."""
     text = repr(value)
@@ -280,7 +275,7 @@ def parse(model: type[Settings], values: Mapping[str, Any], where: str = "") -> 
         fault = faults[0]
         key = str(fault["loc"][0]) if fault["loc"] else ""
         if fault["type"] == "missing":
-            raise ConfigError(f"{where}{key} is not set: give it as {_flag(key)} or in the configuration") from None
+            raise ConfigError(f"{where}{key} is not set: give it as `{key}` or in the configuration") from None
         message = fault["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
         if not key:
             raise ConfigError(f"{where}{message}") from None

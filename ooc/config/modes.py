@@ -47,7 +47,7 @@ def next_out(store: Path) -> Path:
     return next(out for n in itertools.count(1) if not os.path.lexists(out := Path("runs") / f"{store.resolve().stem}-{n}"))
 
 
-def check_consent(saved: object, given: object, allow_code: bool, where: Path | str) -> None:
+def check_consent(saved: object, given: object, allow_code: bool, where: Path | str, argument: str = "model") -> None:
     """Raise ConfigError if the model that a run names is a class to import and the user has not agreed to it.
 
     A run's config.json may come from a stranger, and importing a class runs code. The user agrees by naming the same model, or
@@ -58,11 +58,12 @@ def check_consent(saved: object, given: object, allow_code: bool, where: Path | 
         given: The model that the user named (by a flag, a configuration or an argument), or None.
         allow_code: Whether the user trusts the run.
         where: The run's directory, for the message.
+        argument: What names the model, for the message.
     """
     if isinstance(saved, str) and ":" in saved and given != saved and not allow_code:
         raise ConfigError(
             f"{where} uses the class {saved}, and importing it runs its code: if you trust it, name it again "
-            f"(--model {saved}; in Python, model={saved!r}) or give --allow-code (allow_code=True)"
+            f"(`{argument}={saved!r}`) or give `allow_code=True`"
         )
 
 
@@ -91,7 +92,7 @@ def settings_of(
     if resume:
         out = flags.get("out") or (read_config(path).get("out") if path else None)
         if out is None:
-            raise ConfigError("--resume continues a run: give its directory as --out")
+            raise ConfigError("`resume=True` continues a run: give its directory as `out`")
         base = saved_config(Path(out)) or {}
     return load_config(path, flags, base, allow_code)
 
@@ -134,7 +135,7 @@ def load_config(
             raise ConfigError(f"{where}{key} does not apply to mode {mode}: leave it out, or use another mode")
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]!r}?" if close else "`ooc train --help` lists the keys"
+            hint = f"did you mean {close[0]!r}?" if close else "`ooc init STORE` prints the keys"
             raise ConfigError(f"{where}unknown key {key!r}; {hint}")
     if "out" not in values and isinstance(values.get("store"), str | Path):
         values["out"] = next_out(Path(values["store"]))

@@ -39,7 +39,7 @@ def widths_of(model: nn.Module, in_channels: int, weighted: bool) -> list[int]:
     if not isinstance(layers, nn.ModuleList) or (kind_of(model) != "layers" and not hasattr(model, "encoder")):
         raise ConfigError(
             f"histories act between layers, and {type(model).__name__} has its own forward: "
-            "give it a ModuleList `layers` and no forward, or take another --mode"
+            "give it a ModuleList `self.layers` and no forward, or take another `mode`"
         )
     parts = getattr(model, "encoder", None), list(layers), getattr(model, "decoder", None)
     with evaluating(model):
@@ -128,7 +128,7 @@ def open_halo(
     if state is not None and not path.is_dir():
         raise StoreError(
             f"{path} is missing: without its histories the run cannot go on; put the folder back, or start another run with "
-            "another --out"
+            "another `out`"
         )
     settings["max_bytes"] = loader.kept_bytes
     history = open_history(path, loader.data.num_nodes, widths, state=state, grown=growth is not None, **settings)

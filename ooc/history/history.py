@@ -161,7 +161,7 @@ class History:
         if self.lag * push.nbytes > self._max_bytes:
             raise BudgetError(
                 f"pushes of {format_bytes(push.nbytes)} wait for {self.lag} steps, in {format_bytes(self._max_bytes)}: "
-                "take a smaller --history-lag, fewer parts a batch, or more memory"
+                "take a smaller `history_lag`, fewer parts a batch, or more memory"
             )
         with self._changed:
             assert step == self.next_step, "steps push once each, in order"
@@ -321,7 +321,7 @@ class History:
         stored: AnyArray = half.numpy()
         if not np.isfinite(stored).all():
             raise OocError(
-                "a hidden row holds a number that float16 cannot: use --history-dtype float32, or lower --lr if it diverges"
+                "a hidden row holds a number that float16 cannot: use `history_dtype='float32'`, or lower `lr` if it diverges"
             )
         return stored
 

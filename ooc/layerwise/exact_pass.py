@@ -1,7 +1,7 @@
 """An exact pass over all nodes by whichever way the model allows: layer by layer, or on batches of full neighborhoods."""
 
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import nn
 
@@ -40,7 +40,7 @@ def exact_pass(
     dataset: Dataset,
     folder: Path,
     *,
-    layer: int | None = None,
+    layer: int | Literal["hidden"] | None = None,
     num_layers: int | None = None,
     engine: str = "auto",
     memory: int | None = None,
@@ -50,7 +50,7 @@ def exact_pass(
 
     Args:
         model, dataset, folder, engine, memory, budget: As of `LayerwisePass`.
-        layer: Layer whose rows are computed, from 1, or -1 for the last but one; None for the model's outputs.
+        layer: Number of the layer whose rows are computed, from 1; "hidden" for the last but one; None for the model's outputs.
         num_layers: Of a model with its own forward(x, blocks), as many as it takes blocks.
 
     Raises:
@@ -59,15 +59,15 @@ def exact_pass(
     >>> exact_pass(model, ds, Path("pass")).run()
     """
     if not has_layers(model):
-        if layer not in (None, -1):
+        if layer not in (None, "hidden"):
             raise ConfigError(
-                f"layer {layer}: {type(model).__name__} has its own forward, and only its result can be computed for all "
+                f"`layer={layer}`: {type(model).__name__} has its own forward, and only its result can be computed for all "
                 "nodes: leave the layer out"
             )
         return FullNeighborPass(model, dataset, folder, num_layers=num_layers, engine=engine, budget=budget)
     if layer is not None:
         layers = len(parts_of(model)[1])
-        layer = max(1, layers - 1) if layer == -1 else layer
+        layer = max(1, layers - 1) if layer == "hidden" else layer
         if not 1 <= layer <= layers:
-            raise ConfigError(f"layer {layer}: the model has layers 1 to {layers}")
+            raise ConfigError(f"`layer={layer}`: the model has layers 1 to {layers}; without it, the last but one is taken")
     return LayerwisePass(model, dataset, folder, upto=layer, engine=engine, memory=memory, budget=budget)

@@ -48,8 +48,8 @@ def parts_of(model: nn.Module) -> Parts:
     """(encoder, layers, decoder) of a model that is a list of layers. Raises ConfigError for one with a forward of its own."""
     if not has_layers(model):
         raise ConfigError(
-            f"a pass goes layer by layer, and {type(model).__name__} has its own forward: give it a ModuleList `layers` and "
-            "no forward, or evaluate it on sampled batches"
+            f"a pass goes layer by layer, and {type(model).__name__} has its own forward: give it a ModuleList `self.layers` "
+            "and no forward, or evaluate it on sampled batches"
         )
     layers: Any = model.layers
     return getattr(model, "encoder", None), list(layers), getattr(model, "decoder", None)

@@ -139,7 +139,7 @@ def weight_column_of(graph: Graph, weight_attr: str | None) -> str | None:
         return weight_attr
     if weight_attr in ("edge_weight", "edge_attr") and "weight" in graph.columns:
         return "weight"
-    there = ", ".join(name for name in graph.columns if name != "edge_id") or "none: ingest the store with --weight"
+    there = ", ".join(name for name in graph.columns if name != "edge_id") or "none: ingest the store with `weight`"
     raise ConfigError(f"no edge column {weight_attr!r} to sample by; the store has {there}")
 
 

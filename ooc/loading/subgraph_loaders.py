@@ -215,7 +215,7 @@ class PartLoader(SubgraphLoader):
     ) -> None:
         self.parts, nodes = _parts_of(data, parts, per_batch)
         if not data.num_features:
-            raise ConfigError(f"{data.path} holds no features to train on: ingest it with --features x=FILE")
+            raise ConfigError(f"{data.path} holds no features to train on: ingest it with `features` or `x_cols`")
         self.halo = halo
         share = steps_of(len(nodes), per_batch) / max(1, data.num_nodes if train is None else len(train))
         order = Order(nodes, per_batch, shuffle, seed, False, 0, 1)

@@ -54,7 +54,7 @@ class LinkScores:
         positive = positive.detach().cpu().float()
         negative = negative.detach().cpu().float().reshape(len(positive), -1)
         if positive.isnan().any() or negative.isnan().any():
-            raise OocError("the model scored a link with NaN: lower --lr, or set --grad-clip")
+            raise OocError("the model scored a link with NaN: lower `lr`, or set `grad_clip`")
         above, equal = (negative > positive[:, None]).sum(1), (negative == positive[:, None]).sum(1)
         rank = 1 + above.double() + equal.double() / 2
         self._events += len(positive)

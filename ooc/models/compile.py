@@ -31,7 +31,7 @@ def compile_model(model: nn.Module, device: torch.device) -> nn.Module:
     """
     missing = missing_tools(device)
     if missing is not None:
-        raise ConfigError(f"--compile: torch.compile needs {missing}; or leave --compile out")
+        raise ConfigError(f"`compile=True`: torch.compile needs {missing}; or leave `compile` out")
     layers: Any = getattr(model, "layers", None)
     listed = isinstance(layers, nn.ModuleList) and (
         kind_of(model) == "layers" or all(isinstance(each, Layer) for each in layers)

@@ -132,7 +132,7 @@ def kind_of(model: nn.Module) -> Kind:
     if getattr(type(model).forward, "__name__", "") == "_forward_unimplemented":  # no forward of its own
         if isinstance(getattr(model, "layers", None), nn.ModuleList):
             return "layers"
-        raise ConfigError(f"model {type(model).__name__} has neither a forward nor a ModuleList `layers`: define one of them")
+        raise ConfigError(f"model {type(model).__name__} has neither a forward nor a ModuleList `self.layers`: define one")
     names = list(inspect.signature(model.forward).parameters)
     if "blocks" in names[1:2]:
         return "blocks"
@@ -160,7 +160,7 @@ def forward_batch(model: nn.Module, batch: Any, checkpoint: bool = False) -> Ten
     if checkpoint and "checkpoint" not in parameters:
         raise ConfigError(
             f"activation checkpointing acts between layers, and {type(model).__name__} has its own forward: "
-            "switch it off, or give the model a ModuleList `layers` and no forward"
+            "switch it off, or give the model a ModuleList `self.layers` and no forward"
         )
     extra: dict[str, Any] = {"checkpoint": checkpoint} if "checkpoint" in parameters else {}
     x = as_input(batch.x, model)

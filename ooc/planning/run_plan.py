@@ -240,8 +240,8 @@ NAMES = {
 def advise(stages: Mapping[str, float], seconds: float, seconds_per_epoch: float, others: Mapping[str, float]) -> str:
     """One sentence on what to change. stages: seconds of work; seconds: of training; others: seconds an epoch otherwise.
 
-    >>> advise({"read": 9.0, "consumer": 1.0}, 10.0, 10.0, {"--memory 4GB": 6.0})
-    'Reading takes 90 % of the time: with --memory 4GB an epoch would take 6 s instead of 10 s.'
+    >>> advise({"read": 9.0, "consumer": 1.0}, 10.0, 10.0, {"4 GB of memory": 6.0})
+    'Reading takes 90 % of the time: with 4 GB of memory an epoch would take 6 s instead of 10 s.'
     """
     worst = bottleneck(stages)
     share = f"{NAMES.get(worst, worst).capitalize()} takes {100 * min(1.0, stages[worst] / seconds):.0f} % of the time"
@@ -250,12 +250,12 @@ def advise(stages: Mapping[str, float], seconds: float, seconds_per_epoch: float
         better = f"with {best} an epoch would take {others[best]:.3g} s instead of {seconds_per_epoch:.3g} s"
         return f"{share}: {better}."
     changes = {
-        "read": "give more --memory, store features in fewer bytes, or use a faster disk",
+        "read": "give more memory, store features in fewer bytes, or use a faster disk",
         "consumer": "the disk keeps up, so only a smaller model, fewer neighbors, or a faster processor or GPU, would help",
-        "sample": "a smaller --fanout or, where edges stay on disk, more --memory would help",
-        "group": "a smaller --fanout, or --in-memory where the rows fit, would help",
-        "sum": "a smaller --fanout or narrower features would help",
-        "collate": "a smaller --fanout or narrower features would help",
-        "pull": "more --parts-per-batch, --history-dtype float16 or a smaller --hidden would help",
+        "sample": "a smaller fan-out or, where edges stay on disk, more memory would help",
+        "group": "a smaller fan-out, or rows in memory where they fit, would help",
+        "sum": "a smaller fan-out or narrower features would help",
+        "collate": "a smaller fan-out or narrower features would help",
+        "pull": "more parts per batch, histories in float16 or a smaller hidden width would help",
     }
     return f"{share}: {changes.get(worst, 'the others wait for it')}."

@@ -319,11 +319,11 @@ def variations(model: ReadModel, budget: MemoryPlan) -> Iterator[tuple[str, Read
         return
     for percent in (50, 100):
         more = budget.memory * percent // 100
-        name = f"--memory {format_bytes(budget.memory + more).replace(' ', '')}"
+        name = f"{format_bytes(budget.memory + more)} of memory"
         yield name, replace(model, pool=model.pool + more), lengths_of(x)
     if isinstance(x, ShardedRows) and x.dtype == np.float32:
         half = x.row_bytes // 2
         plan = partial(plan_by_cost, row_bytes=half, cost=x.cost, count=x.shape[0], alignment=x.engine.alignment)
         rows: Any = StandInRows(x, np.empty((1, *x.shape[1:]), np.float16))
-        name = "float16 features (ooc ingest --dtype float16)"
+        name = "features stored as float16"
         yield name, replace(model, strategy=model.strategy.over(rows)), lambda ids: plan(ids).length

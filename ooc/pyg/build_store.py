@@ -1,27 +1,19 @@
 """Building stores from Python: `ooc.ingest` and `ooc.from_data`."""
 
-import json
-import re
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from pydantic import ValidationError
-
+from ooc.config.base import parse
+from ooc.pyg.staging import FileOrArray, joined, staged
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError, InputError, OocError
 from ooc.stores.ingest import IngestResult, IngestSpec
-from ooc.stores.ingest.arrays import save_arrays
 from ooc.stores.ingest.duck import Progress
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-FileOrArray = str | Path | np.ndarray[Any, Any]
 Dtype = Literal["auto", "float32", "float16", "bfloat16", "int8", "int64"]
 
 
@@ -138,9 +130,8 @@ def ingest(
     >>> ooc.ingest("tiny.ooc", edges=edge_index, features={"x": x}, labels=y, random_split=(0.6, 0.2, 0.2))
     """
     given = {name: value for name, value in locals().items() if name not in ("out", "progress")}
-    with _python_words(), tempfile.TemporaryDirectory(prefix="ooc-ingest-") as folder:
-        staged = {name: _as_setting(name, value, Path(folder)) for name, value in given.items()}
-        spec = IngestSpec(out=Path(out), **{name: value for name, value in staged.items() if value is not None})
+    with staged(given) as settings:
+        spec = parse(IngestSpec, {"out": Path(out), **settings})
         if spec.pyg is None:
             from ooc.stores.ingest import ingest as build
 
@@ -204,68 +195,10 @@ def from_data(
         arrays = {name: array for name, array in arrays.items() if name not in ("train_mask", "val_mask", "test_mask")}
     settings: dict[str, Any] = {"undirected": undirected, "dtype": dtype, "seed": seed, "split_index": split_index}
     settings |= {"parts": parts, "order": order, "allow_nan": allow_nan, "memory": memory}
-    settings["random_split"] = _as_setting("random_split", random_split, Path())
-    with _python_words():
-        result = build(IngestSpec(out=Path(path), pyg="data", **settings), progress, arrays)
+    settings["random_split"] = None if random_split is None else joined(random_split)
+    result = build(parse(IngestSpec, {"out": Path(path), "pyg": "data", **settings}), progress, arrays)
     if left_out:
         result = replace(result, notes=(f"left out: {', '.join(left_out)}", *result.notes))
     for note in result.notes:
         warn_user(note)
     return Dataset.open(path)
-
-
-def _as_setting(name: str, value: Any, folder: Path) -> Any:
-    """An argument as a field of IngestSpec; arrays and data frames are written to files in `folder`."""
-    if name == "arg" and isinstance(value, Mapping):
-        return [f"{key}={each if isinstance(each, str) else json.dumps(each)}" for key, each in value.items()]
-    if name in ("features", "edge_features") and isinstance(value, Mapping):
-        return [f"{key}={_as_file(f'{name}-{key}', each, folder)}" for key, each in value.items()]
-    if name in ("features", "edge_features", "arg"):
-        return list(value)
-    if value is None or isinstance(value, str):
-        return value
-    if name in ("edges", "nodes", "labels", "train", "val", "test"):
-        return str(_as_file(name, value, folder))
-    if name in ("label", "x_cols", "one_hot", "codes", "random_split"):
-        return ",".join(map(str, value))
-    return value
-
-
-def _as_file(name: str, value: Any, folder: Path) -> Any:
-    """The file of an argument: the user's own, or an npy or Parquet file of an array or a data frame in `folder`."""
-    if isinstance(value, str | Path):
-        return value
-    if name in ("edges", "nodes") and hasattr(value, "__arrow_c_stream__"):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        table = pa.table(value)
-        index = [column for column in table.column_names if column.startswith("__index_level_")]
-        pq.write_table(table.drop_columns(index), folder / f"{name}.parquet")
-        return folder / f"{name}.parquet"
-    if isinstance(value, list | tuple):
-        value = np.asarray(value)
-    elif hasattr(value, "to_numpy"):  # a column, or several, of pandas, Polars or PyArrow
-        value = value.to_numpy()
-    array: Any = value if isinstance(value, np.ndarray) and value.dtype.kind in "fiub" else None
-    if not isinstance(value, np.ndarray):
-        from ooc.pyg.data_arrays import as_array  # imports torch
-
-        array = as_array(value)
-    if array is None:
-        kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
-        raise InputError(f"{name} is {kind}: give an array of numbers, a data frame or a path (words are columns of `nodes`)")
-    return save_arrays({name: array}, folder)[name]
-
-
-@contextmanager
-def _python_words() -> Iterator[None]:
-    """Errors name arguments instead of the command line's options."""
-    try:
-        yield
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    except OocError as error:
-        text = re.sub(r"(?<![\w./-])--([a-z][a-z0-9-]*)", lambda found: found[1].replace("-", "_"), str(error))
-        raise type(error)(text) from error.__cause__

@@ -41,7 +41,7 @@ def arguments(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         name, sign, value = pair.partition("=")
         if not sign or not name.isidentifier():
-            raise ConfigError(f"--arg {pair!r}: write it NAME=VALUE, as in name=Cora")
+            raise ConfigError(f"`arg={pair!r}`: write it NAME=VALUE, as in name=Cora")
         try:
             keywords[name] = json.loads(value)
         except (ValueError, RecursionError):
@@ -70,6 +70,6 @@ def read_pyg(name: str, keywords: Mapping[str, Any]) -> tuple[dict[str, Array | 
     except Exception as error:  # third-party code may raise anything
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"the data set {name} cannot be constructed with {dict(keywords)}: {first[0][:300]} (--arg)"
+            f"the data set {name} cannot be constructed with {dict(keywords)}: {first[0][:300]} (`arg`)"
         ) from error
     return arrays_of(data, f"item 0 of {name}")

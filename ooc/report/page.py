@@ -69,7 +69,7 @@ def write_report(run_dir: Path | str) -> Path:
     """
     run_dir = Path(run_dir)
     steps, epochs = read_metrics(run_dir)
-    summary = read_json(run_dir / "summary.json", "run `ooc train --resume` to write it again") or {}
+    summary = read_json(run_dir / "summary.json", "resume the run to write it again") or {}
     trace = read_trace(run_dir)
     with matplotlib.rc_context(STYLE):
         figures = _figures(steps, epochs, summary)

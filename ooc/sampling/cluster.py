@@ -51,11 +51,11 @@ def parts_of(graph: Graph, count: int | None = None) -> Ids:
     if graph.parts is not None:
         if count is not None and count != len(graph.parts) - 1:
             raise ConfigError(
-                f"the store has {len(graph.parts) - 1} parts, not {count}: leave out num_parts, or ingest it with as many"
+                f"the store has {len(graph.parts) - 1} parts, not {count}: leave out `num_parts`, or ingest it with as many"
             )
         return graph.parts
     if count is None:
-        raise ConfigError("the store has no parts: ingest it with parts, or give num_parts to use equal ranges of node ids")
+        raise ConfigError("the store has no parts: ingest it with `parts`, or give `num_parts` to use equal ranges of node ids")
     if not 1 <= count <= graph.num_nodes:
         raise ConfigError(f"{graph.num_nodes} nodes cannot be divided into {count} parts: give 1 to {graph.num_nodes}")
     return np.arange(count + 1) * graph.num_nodes // count

@@ -224,7 +224,7 @@ def negatives_of(
     if not dataset.manifest.undirected:
         raise ConfigError(
             f"historical negatives need the past of sources, but {dataset.path} has directed edges and stores only that of "
-            "destinations: ingest it with --undirected, or use random negatives"
+            "destinations: ingest it with `undirected=True`, or use random negatives"
         )
     slots, events = TemporalIndex.of(dataset), dataset.events
     source = ArrayRows(np.asarray(events.map("src"))) if slots.mapped else events.rows("src")

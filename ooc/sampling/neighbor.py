@@ -202,7 +202,7 @@ class NeighborSampler:
             raise BudgetError(
                 f"hop {hop + 1} of fan-out {list(self.fanout)} samples {sampled} edges, so the batch may need "
                 f"{words_for(need, self.max_bytes)}; the largest hub is node {hub} with "
-                f"{degree} in-edges; use a batch size below {batch_size}, a smaller fan-out or more --memory"
+                f"{degree} in-edges; use a batch size below {batch_size}, a smaller fan-out or more memory"
             )
         return most
 

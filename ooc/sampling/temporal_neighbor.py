@@ -192,7 +192,7 @@ class TemporalSampler:
         if any(k != int(k) or k < -1 for k in fanout):
             raise ConfigError(f"fan-out {list(fanout)} is invalid: give one number per hop, 0 or more, or -1 for all")
         if "time" not in graph.columns:
-            raise ConfigError("the graph's edges have no times: ingest the store with --time COLUMN")
+            raise ConfigError("the graph's edges have no times: ingest the store with `time`")
         if temporal_strategy not in ("last", "uniform"):
             raise ConfigError(f"temporal_strategy {temporal_strategy!r} is unknown: use last (the latest edges) or uniform")
         self.fanout, self.temporal_strategy = tuple(int(k) for k in fanout), temporal_strategy

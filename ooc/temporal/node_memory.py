@@ -214,5 +214,5 @@ def check_undirected(data: Dataset) -> None:
     if not data.manifest.undirected:
         raise InputError(
             f"{data.path} has directed edges, but a node's past includes the events it is the source of: "
-            "ingest it with --undirected"
+            "ingest it with `undirected=True`"
         )

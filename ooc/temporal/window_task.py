@@ -108,7 +108,7 @@ def task_of(dataset: Dataset, task: str, labels: str | None) -> tuple[str | None
         return None, 0
     if labels is None:
         if dataset.task is None:
-            raise ConfigError(f"{dataset.path} has no node labels: name the event column that has them with --labels")
+            raise ConfigError(f"{dataset.path} has no node labels: name the event column that has them as `labels`")
         return dataset.task, dataset.num_classes or 2
     events, largest = dataset.events, -1
     if (width := events.width(labels)) not in ((), (1,)):

@@ -27,7 +27,7 @@ def pick_device(name: str) -> torch.device:
     order; that of `rows.index_select(0, index)` needs no such care.
     """
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch sees no CUDA device here; use --device auto or cpu")
+        raise ConfigError("`device='cuda'`: torch sees no CUDA device here; use auto or cpu")
     device = torch.device("cpu" if name == "cpu" or not torch.cuda.is_available() else "cuda")
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -52,7 +52,7 @@ def make_model(config: NodeConfig, in_channels: int, channels: int, degrees: Cal
         made = load_model(config.model, shape, config.model_args, asked, config.folders, degrees)
         count = len(made.layers) if kind_of(made) == "layers" else config.layers  # type: ignore[arg-type]
         if count != config.layers:
-            raise ConfigError(f"model {config.model} has {count} layers, and layers is {config.layers}: give --layers {count}")
+            raise ConfigError(f"model {config.model} has {count} layers, and layers is {config.layers}: give `layers={count}`")
         return made
     if config.model_args:
         raise ConfigError(f"model_args are for a class of your own (package.module:Class), not for {config.model}")

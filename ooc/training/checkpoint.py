@@ -96,7 +96,7 @@ class MetricsLog:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel drops it with the process
             except BlockingIOError:
-                another = f"{run_dir}: another process is training there; wait for it or choose another --out"
+                another = f"{run_dir}: another process is training there; wait for it or choose another `out`"
                 raise ConfigError(another) from None
             if (size := self.size) < offset:
                 raise ConfigError(
@@ -186,6 +186,6 @@ def read_metrics(run_dir: Path) -> tuple[list[dict[str, Any]], list[dict[str, An
         except ValueError:
             line = None
         if not isinstance(line, dict) or not {"step", "epoch"} & line.keys():
-            raise StoreError(f"{path}: line {number} is damaged: remove it, or run `ooc train --resume`")
+            raise StoreError(f"{path}: line {number} is damaged: remove it, or resume the run")
         (steps if "step" in line else epochs).append(line)
     return steps, epochs

@@ -74,7 +74,7 @@ def _tried(config: TrainConfig, name: str, dataset: Dataset, folder: Path, more:
         found, share = plan.prediction, mode.steps_per_epoch / max(1, plan.steps)
         fits = found.peak_rss_bytes <= CLOSE * mode.batch_budget.memory
         enough = f"{-(-found.peak_rss_bytes // 10**8) / 10:g}GB"
-        fix = None if fits else f"the memory is too little, --memory {enough} would do"
+        fix = None if fits else f"the memory is too little, {enough} would do"
         return Candidate(
             name,
             mode.traits,

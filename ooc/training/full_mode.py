@@ -210,7 +210,7 @@ def _place(config: FullConfig, full: FullGraph, folder: Path, loss: LossOf) -> S
         if FORCED[config.placement] not in static:
             raise ConfigError(
                 f"placement = {config.placement!r}: a machine without a GPU has no host memory beside its own, and values go "
-                "to disk only where --disk and what is free leave room"
+                "to disk only where `disk` and what is free leave room"
             )
         forced = static[FORCED[config.placement]]
         made = settled(full.program, measured, lambda profile: predict(full.program, profile, forced, room))

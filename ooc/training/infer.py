@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
@@ -114,36 +114,23 @@ class NodeRows:
         return f"{type(self).__name__}(shape={list(self.shape)}, dtype={self.dtype})"
 
 
+class PassOptions(TypedDict, total=False):
+    """Keyword arguments of `infer` and `embed`, explained there."""
+
+    memory: str | int | None
+    engine: str
+    num_layers: int | None
+    model_class: str | None
+    allow_code: bool
+    folder: Path | str | None
+    progress: Progress | None
+    verify_reads: bool
+
+
 @overload
-def infer(
-    model: Model,
-    store: Store,
-    out: None = None,
-    *,
-    memory: str | int | None = None,
-    engine: str = "auto",
-    num_layers: int | None = None,
-    model_class: str | None = None,
-    allow_code: bool = False,
-    folder: Path | str | None = None,
-    progress: Progress | None = None,
-    verify_reads: bool = False,
-) -> NodeRows: ...
+def infer(model: Model, store: Store, out: None = None, **options: Unpack[PassOptions]) -> NodeRows: ...
 @overload
-def infer(
-    model: Model,
-    store: Store,
-    out: Path | str,
-    *,
-    memory: str | int | None = None,
-    engine: str = "auto",
-    num_layers: int | None = None,
-    model_class: str | None = None,
-    allow_code: bool = False,
-    folder: Path | str | None = None,
-    progress: Progress | None = None,
-    verify_reads: bool = False,
-) -> WrittenRows: ...
+def infer(model: Model, store: Store, out: Path | str, **options: Unpack[PassOptions]) -> WrittenRows: ...
 def infer(
     model: Model,
     store: Store,
@@ -204,35 +191,11 @@ def infer(
 
 @overload
 def embed(
-    model: Model,
-    store: Store,
-    out: None = None,
-    *,
-    layer: int | None = None,
-    memory: str | int | None = None,
-    engine: str = "auto",
-    num_layers: int | None = None,
-    model_class: str | None = None,
-    allow_code: bool = False,
-    folder: Path | str | None = None,
-    progress: Progress | None = None,
-    verify_reads: bool = False,
+    model: Model, store: Store, out: None = None, *, layer: int | None = None, **options: Unpack[PassOptions]
 ) -> NodeRows: ...
 @overload
 def embed(
-    model: Model,
-    store: Store,
-    out: Path | str,
-    *,
-    layer: int | None = None,
-    memory: str | int | None = None,
-    engine: str = "auto",
-    num_layers: int | None = None,
-    model_class: str | None = None,
-    allow_code: bool = False,
-    folder: Path | str | None = None,
-    progress: Progress | None = None,
-    verify_reads: bool = False,
+    model: Model, store: Store, out: Path | str, *, layer: int | None = None, **options: Unpack[PassOptions]
 ) -> WrittenRows: ...
 def embed(
     model: Model,
@@ -252,8 +215,8 @@ def embed(
     """Compute a layer's output for every node, exactly and in bounded memory.
 
     Args:
-        layer: Number of the layer, from 1 (without what follows it); by default the last but one. A model with its own forward
-            has only the forward's result, so `layer` must be None.
+        layer: Number of the layer, from 1 to the model's number of layers (without what follows it); by default the last but
+            one. A model with its own forward has only the forward's result, so `layer` must be None.
         out: A Zarr group to write: array `x` float32 [N, columns], which `ooc.open(features={"x": "embeddings.zarr/x"})` takes.
         model, store, memory, engine, num_layers, model_class, allow_code, folder, progress, verify_reads: As of `infer`.
 
@@ -268,7 +231,9 @@ def embed(
     256
     """
     consent = partial(_agreed, model_class=model_class, allow_code=allow_code)
-    work = _Work(model, store, -1 if layer is None else layer, num_layers, engine, memory, consent, progress, verify_reads)
+    work = _Work(
+        model, store, "hidden" if layer is None else layer, num_layers, engine, memory, consent, progress, verify_reads
+    )
     if out is not None:
         check_group(Path(out))
     return _kept(work, folder) if out is None else _written(work, Path(out), embeds=True)
@@ -276,11 +241,11 @@ def embed(
 
 @dataclass(frozen=True)
 class _Work:
-    """What is computed. layer: None for the outputs, -1 for the last but one."""
+    """What is computed. layer: as of `exact_pass`."""
 
     model: Model
     store: Store
-    layer: int | None
+    layer: int | Literal["hidden"] | None
     num_layers: int | None
     engine: str
     memory: str | int | None
@@ -348,7 +313,7 @@ def _agreed(run: Path, store: Path, *, model_class: str | None, allow_code: bool
     if ":" in config.model:
         if model_class is not None and model_class != config.model:
             raise ConfigError(f"{run} was trained with model {config.model}, not {model_class}: name that class")
-        check_consent(config.model, model_class, allow_code, run)
+        check_consent(config.model, model_class, allow_code, run, "model_class")
         find_class(config.model, [run, store, config.store])
     return config
 
@@ -415,7 +380,7 @@ def _task_of(rows: Rows, dataset: Dataset, task: str | None) -> str | None:
 def _config(run: Path) -> NodeConfig:
     found = saved_config(run)
     if found is None:
-        raise ConfigError(f"{run} is not a run of `ooc train`: it holds no config.json; give the directory that --out named")
+        raise ConfigError(f"{run} is not a run of `ooc train`: it holds no config.json; give the directory of a run")
     kind = class_of(found)
     if not issubclass(kind, NodeConfig):
         raise ConfigError(f"{run} was trained with mode {found['mode']}: this verb takes models of nodes, not of times")

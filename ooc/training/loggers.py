@@ -39,7 +39,7 @@ class Logger(Callback):
         try:
             self.connect(config, total_steps)
         except ImportError:
-            raise ConfigError(f"--log {self.package} needs a package: pip install 'ooc[{self.package}]'") from None
+            raise ConfigError(f"logging to {self.package} needs a package: pip install 'ooc[{self.package}]'") from None
 
     def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
         """See `Callback`."""
@@ -98,7 +98,7 @@ class WandbLogger(Logger):
             self._run = wandb.init(id=ident, resume="allow", config=config.model_dump(mode="json"), **settings)
         except wandb.errors.Error as error:
             hint = "WANDB_MODE=offline logs without a network"
-            raise ConfigError(f"--log wandb: {' '.join(str(error).split())}; {hint}") from None
+            raise ConfigError(f"logging to wandb: {' '.join(str(error).split())}; {hint}") from None
 
     def log(self, values: dict[str, float], step: int) -> None:
         """See `Logger`."""
@@ -137,7 +137,7 @@ class MLflowLogger(Logger):
                 for key, value in config.model_dump(mode="json").items():
                     client.log_param(self._run, key, value)
         except MlflowException as error:
-            raise ConfigError(f"--log mlflow: {where}: {' '.join(str(error).split())}") from None
+            raise ConfigError(f"logging to mlflow: {where}: {' '.join(str(error).split())}") from None
         self._client, self._pending, self._sent = client, list[Any](), time.monotonic()
 
     def log(self, values: dict[str, float], step: int) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from ooc.config.base import RunConfig
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import OocError
+from ooc.stores.errors import ConfigError, OocError
 from ooc.stores.io.working import scratch_folder
 from ooc.training.callbacks import Callback
 from ooc.training.open_run import open_run
@@ -57,6 +57,8 @@ def train(
     >>> train(TrainConfig(store="cora.ooc", out="run", model="gcn"))["metrics"]["test"]["accuracy"]
     0.815
     """
+    if grown and not resume:
+        raise ConfigError("`grown=True` continues a run whose store has grown: give `resume=True` too")
     with open_run(config, resume, Watchers([*([watcher] if watcher else []), *callbacks]), grown=grown) as run:
         run.mode.prepare()
         with run.measure("training"):
@@ -153,7 +155,7 @@ def finite(loss: Tensor, epoch: int, step: int) -> float:
     value = loss.item()
     if not math.isfinite(value):
         raise OocError(
-            f"the loss is {value} at epoch {epoch} step {step}: lower --lr, set --grad-clip, or use --precision fp32"
+            f"the loss is {value} at epoch {epoch} step {step}: lower `lr`, set `grad_clip`, or use `precision='fp32'`"
         )
     return value
 

@@ -100,8 +100,7 @@ class Mode(ABC):
     def planned(cls, config: RunConfig) -> RunConfig:
         """`config` as it is composed to be planned, without what takes long to make. ConfigError where there is no plan."""
         raise ConfigError(
-            f"`ooc plan` does not support mode {config.mode}: try `ooc train ... --mode {config.mode} "
-            "--max-steps 200`, whose summary.json has the cost of a batch"
+            f"mode {config.mode} has no plan: train with `max_steps=200`, and summary.json has the cost of a batch"
         )
 
     def predict(self, seconds: float, variants: bool) -> Any:

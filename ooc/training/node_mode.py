@@ -97,9 +97,9 @@ def check_task(config: NodeConfig, dataset: Dataset) -> str:
     """The store's task. Raises ConfigError where the store cannot be trained on, or not so."""
     task, splits = dataset.task, ", ".join(dataset.splits) or "none"
     if task is None:
-        raise ConfigError(f"{config.store} holds no labels to train on: ingest it with --label or --labels")
+        raise ConfigError(f"{config.store} holds no labels to train on: ingest it with `label` or `labels`")
     if not dataset.num_features:
-        raise ConfigError(f"{config.store} holds no features to train on: ingest it with --features x=FILE")
+        raise ConfigError(f"{config.store} holds no features to train on: ingest it with `features` or `x_cols`")
     if config.train_split not in dataset.splits:
         raise ConfigError(f"{config.store} has no split {config.train_split!r} to train on (it has: {splits})")
     if not len(dataset.members(config.train_split)):

@@ -135,8 +135,8 @@ def touched_since(config: RunConfig, dataset: Dataset, saved: dict[str, Any], gr
         )
     if len(touched) and not grown:
         raise ConfigError(
-            f"cannot resume {config.out}: {dataset.path} has grown since: --grown goes on with what is there now, or start "
-            "another run"
+            f"cannot resume {config.out}: {dataset.path} has grown since: `grown=True` goes on with what is there now, or "
+            "start another run"
         )
     return touched if len(touched) else None
 
@@ -159,7 +159,7 @@ def check_out(config: RunConfig, resume: bool) -> dict[str, Any] | None:
     out = config.out
     if not resume:
         if os.path.lexists(out):
-            raise ConfigError(f"{out} exists already: choose another --out, or go on with that run by --resume")
+            raise ConfigError(f"{out} exists already: choose another `out`, or go on with that run by `resume=True`")
         return None
     before = saved_config(out)
     if before is None:

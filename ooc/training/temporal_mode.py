@@ -85,10 +85,10 @@ class TimeMode(Mode):
         self.rate = ("events", events / max(self.steps_per_epoch, 1))
         unit, counts = self.unit, self.counts_of
         if self.config.patience is not None and not counts["val"]:
-            raise ConfigError(f"patience needs {unit} to validate on, and none is for that: leave it out, or raise --val")
+            raise ConfigError(f"patience needs {unit} to validate on, and none is for that: leave it out, or raise `val`")
         if not self.steps_per_epoch:
             shorter = "take shorter windows, or " if unit == "windows" else ""
-            none = f"of {sum(counts.values()):,} {unit} none is for that; {shorter}give --val and --test smaller shares"
+            none = f"of {sum(counts.values()):,} {unit} none is for that; {shorter}give `val` and `test` smaller shares"
             raise ConfigError(f"{self.config.store} has no event to train on: {none}")
 
     def _negatives_by_split(self) -> dict[str, Negatives]:
@@ -191,10 +191,10 @@ class TimeMode(Mode):
         why = {}
         for name, found in self.baselines.items():
             if not found and any(counts[split] for split in SPLITS):
-                why[name] = "what it remembers does not fit the memory: give more --memory"
+                why[name] = "what it remembers does not fit the memory: give more memory"
         for split in SPLITS:
             if not counts[split]:
-                why[split] = f"none of the {sum(counts.values()):,} {unit} is for it: give --{split} a larger share"
+                why[split] = f"none of the {sum(counts.values()):,} {unit} is for it: give `{split}` a larger share"
             elif split not in self.scores:
                 why[split] = "nothing that it has is labelled"
         return why
@@ -239,7 +239,7 @@ class TimeMode(Mode):
         if state.epoch >= config.epochs:
             raise ConfigError(
                 f"{config.out} is through its {config.epochs} epochs, and {dataset.path} has grown since: to go on with what "
-                "is there now give more --epochs"
+                "is there now give more `epochs`"
             )
         state.best_score, state.best_epoch, state.stale = None, None, 0
         taken = saved | {"state": asdict(state), "best_model": None, "scores": {}}

@@ -52,8 +52,6 @@ def train(
     wrong = [each for each in callbacks if not isinstance(each, Callback)] if isinstance(callbacks, Sequence) else [callbacks]
     if wrong:
         raise ConfigError(f"callbacks must be a list of objects of ooc.Callback, not of {type(wrong[0]).__name__}")
-    if grown and not resume:
-        raise ConfigError("grown continues a run whose store has grown: give resume too")
     return loop.train(settings_of(config, settings, resume, allow_code), resume=resume, grown=grown, callbacks=callbacks)
 
 

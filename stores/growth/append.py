@@ -55,7 +55,7 @@ def append(spec: AppendSpec, progress: Progress = silent) -> AppendResult:
     1000000
     """
     begin, path = time.perf_counter(), spec.out
-    version = version_of(path)
+    read_manifest(path)  # a folder that is no store gets no locks
     with alone(path, "growth", wait=False):
         version = version_of(path)
         root, stage = arrays_of(path, version), path / VERSIONS / "append.partial"
@@ -116,14 +116,12 @@ class _Append:
     def _columns(self, inputs: Inputs) -> EdgeColumns:
         """Columns of the edges: exactly those the store's edges have."""
         table, spec, manifest = inputs.edges, self.spec, self.manifest
-        there = {"--weight": (spec.weight, manifest.weighted), "--time": (spec.time, manifest.time is not None)}
-        for flag, (given, has) in there.items():
+        there = {"weight": (spec.weight, manifest.weighted), "time": (spec.time, manifest.time is not None)}
+        for name, (given, has) in there.items():
             if has and given is None:
-                raise ConfigError(
-                    f"the edges of {spec.out} have a {flag[2:]}: name the column that has the new ones', {flag} COLUMN"
-                )
+                raise ConfigError(f"the edges of {spec.out} have a {name}: name the column that has the new ones', as `{name}`")
             if given is not None and not has:
-                raise ConfigError(f"the edges of {spec.out} have no {flag[2:]}: leave {flag} out")
+                raise ConfigError(f"the edges of {spec.out} have no {name}: leave `{name}` out")
         src = table.column(spec.src, "sources", ("src", 0))
         dst = table.column(spec.dst, "destinations", ("dst", 1))
         weight = None if spec.weight is None else table.column(spec.weight, "weights")
@@ -177,9 +175,7 @@ class _Append:
         there = arrays_in(folder)
         if set(patterns) != set(there):
             wanted, given = ", ".join(there) or "none", ", ".join(sorted(patterns)) or "none"
-            raise ConfigError(
-                f"the edges of {self.spec.out} have the features {wanted}; given: {given} (--edge-features NAME=WHAT)"
-            )
+            raise ConfigError(f"the edges of {self.spec.out} have the features {wanted}; given: {given} (`edge_features`)")
         staged = {}
         for name, pattern in patterns.items():
             with closing(open_zarr_rows(self.root, names.edge_array(name), "mmap")) as rows:

@@ -45,7 +45,7 @@ def compact(path: Path | str, progress: Progress = silent) -> Compacted:
     1000000
     """
     begin, path = time.perf_counter(), Path(path)
-    version = version_of(path)
+    read_manifest(path)  # a folder that is no store gets no locks
     with alone(path, "growth", wait=False), alone(path, "view", wait=True):
         version = version_of(path)
         root = arrays_of(path, version)

@@ -99,7 +99,7 @@ class NewNodes:
             self._look_at_table()
         elif given := [rows for rows in (*map(self.held.features, self.held.names), self.held.labels()) if rows is not None]:
             if self.is_mapped:
-                raise ConfigError(f"{given[0].shown} has rows of new nodes, but not their ids: list them in a table, --nodes")
+                raise ConfigError(f"{given[0].shown} has rows of new nodes, but not their ids: list them in a table, `nodes`")
             self.count = self._given = given[0].count
         self._limit = self.now + self.count
         if self._columns is not None:
@@ -110,7 +110,7 @@ class NewNodes:
         missing = [name for name in self._needed if name not in self.held.names]
         if self.count and missing:
             raise InputError(
-                f"{self.count} new nodes have no row of {', '.join(missing)}: give one each, by --features or --x-cols"
+                f"{self.count} new nodes have no row of {', '.join(missing)}: give one each, by `features` or `x_cols`"
             )
 
     def _look_at_table(self) -> None:
@@ -235,7 +235,7 @@ class NewNodes:
 
     def _labels(self, given: nodes.Rows) -> Column:
         if self.manifest.task is None or "y" not in self.there:
-            raise ConfigError(f"the nodes of {self.spec.out} have no labels: leave --label and --labels out")
+            raise ConfigError(f"the nodes of {self.spec.out} have no labels: leave `label` and `labels` out")
         with closing(open_zarr_rows(self.root, names.node_array("y"), "mmap")) as rows:
             shape, dtype = rows.shape[1:], rows.dtype
         if (given.width or 1) != int(np.prod(shape, dtype=np.int64)):
@@ -268,7 +268,7 @@ class NewNodes:
         assert self.table is not None
         assert self.spec.birth is not None
         if held is None or "birth" not in self.there:
-            raise ConfigError(f"the nodes of {self.spec.out} have no births: leave --birth out")
+            raise ConfigError(f"the nodes of {self.spec.out} have no births: leave `birth` out")
         found = time_column(self.duck, self.table, self.spec.birth, "births", held.unit, optional=True)
         if found.unit != held.unit or (time is not None and (found.kind == "timestamp") != (time.kind == "timestamp")):
             raise InputError(f"{self.table.shown}: births are {found.kind}s in {found.unit}, times are not: give both alike")

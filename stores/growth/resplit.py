@@ -30,11 +30,13 @@ Bits = Iterator[NDArray[np.uint8]]
 
 
 @dataclass(frozen=True)
-class Resplit:
-    """Result: nodes per split, and lines about empty and overlapping ones."""
+class SplitResult:
+    """Result of new splits."""
 
     sizes: dict[str, int]
+    """nodes per split"""
     notes: list[str]
+    """about empty and overlapping splits, one line each"""
 
 
 def resplit(
@@ -43,7 +45,7 @@ def resplit(
     files: Mapping[str, Path | str] | None = None,
     seed: int = 0,
     replace: bool = False,
-) -> Resplit:
+) -> SplitResult:
     """Give the store at `path` other splits, in one transaction: a kill leaves it with the earlier ones.
 
     Open readers keep the splits they have. A run that was trained on the earlier splits is not resumed with these.
@@ -65,8 +67,8 @@ def resplit(
     """
     path = Path(path)
     if (shares is None) == (not files):
-        raise ConfigError("give either --random-split, or --train, --val and --test")
-    version = version_of(path)
+        raise ConfigError("give either `random_split`, or `train`, `val` and `test`")
+    read_manifest(path)  # a folder that is no store gets no locks
     with alone(path, "growth", wait=False), alone(path, "view", wait=True):
         version = version_of(path)
         root = arrays_of(path, version)
@@ -90,7 +92,7 @@ def resplit(
         forget_states(path)
         set_version(path, read_manifest(final), new)
         remove_unused(path, new, None)
-    return Resplit(made["sizes"], made["notes"])
+    return SplitResult(made["sizes"], made["notes"])
 
 
 def _check(path: Path, version: str, old: Manifest, files: Mapping[str, Path | str] | None, replace: bool) -> None:
@@ -100,7 +102,7 @@ def _check(path: Path, version: str, old: Manifest, files: Mapping[str, Path | s
     there = old.node_type().splits
     if there and not replace:
         shown = ", ".join(f"{name} {count:,}" for name, count in there.items())
-        raise ConfigError(f"{path} has splits ({shown}): --replace gives it others, with which runs on these are not resumed")
+        raise ConfigError(f"{path} has splits ({shown}): `replace=True` gives it others, and runs on these are not resumed")
     if files and (old.partition is not None or old.order != "input"):
         raise ConfigError(f"the rows of {path} are not in the input's order, so files of rows do not fit: ingest it with them")
 

@@ -43,11 +43,11 @@ class AppendSpec(IngestSpec):
     def _fits_together(self) -> "AppendSpec":
         for name, field in type(self).model_fields.items():
             if name not in (*FIELDS, "out") and getattr(self, name) != field.get_default(call_default_factory=True):
-                raise ConfigError(f"--{name.replace('_', '-')} is settled when a store is ingested: leave it out")
+                raise ConfigError(f"`{name}` is settled when a store is ingested: leave it out")
         if self.edges is None and self.nodes is None:
-            raise ConfigError("there is nothing to append: give --edges, or --nodes with what is new about them")
+            raise ConfigError("there is nothing to append: give `edges`, or `nodes` with what is new about them")
         if self.edges is None and (self.weight or self.time or self.edge_features):
-            raise ConfigError("--weight, --time and --edge-features are of edges: give --edges too")
+            raise ConfigError("`weight`, `time` and `edge_features` are of edges: give `edges` too")
         self._check_nodes()
         self.feature_globs()
         self.edge_feature_patterns()

@@ -185,7 +185,7 @@ class _Build:
         if inputs.nodes is not None:
             return inputs.nodes.rows, inputs.nodes.shown
         if inputs.num_nodes is not None:
-            return inputs.num_nodes, "--num-nodes" if self.spec.num_nodes else "as the data set says"
+            return inputs.num_nodes, "`num_nodes`" if self.spec.num_nodes else "as the data set says"
         for rows in (self.arrays.features(name) for name in self.arrays.names):
             return rows.count, rows.shown
         rows_of_labels = self.arrays.labels()
@@ -204,7 +204,7 @@ class _Build:
         asked = self.spec.id_type
         if known and self.inputs.nodes is None:
             if asked == "str":
-                raise InputError(f"rows come from {known[1]}, so text ids cannot be placed: list them in a table, --nodes")
+                raise InputError(f"rows come from {known[1]}, so text ids cannot be placed: list them in a table, `nodes`")
             asked = "int" if self.inputs.edges.text else "auto"
         edges = self.inputs.edges
         if edges.rows == 0:
@@ -212,7 +212,7 @@ class _Build:
         kind = ids.id_kind(self.duck, edges, [self.columns.src, self.columns.dst], asked)
         if kind == "str" and known and self.inputs.nodes is None:
             raise InputError(
-                f"{edges.shown} has text ids, which {known[1]} cannot place in rows: list them in a table, --nodes"
+                f"{edges.shown} has text ids, which {known[1]} cannot place in rows: list them in a table, `nodes`"
             )
         if self.inputs.nodes is not None:
             kind = self._node_kind(kind)
@@ -226,7 +226,7 @@ class _Build:
         """The scan of no edges: a graph if its nodes are known."""
         shown = self.inputs.edges.shown
         if known is None:
-            raise InputError(f"{shown} has no edges, which give the nodes: give these by --num-nodes, --nodes or --features")
+            raise InputError(f"{shown} has no edges, which give the nodes: give these by `num_nodes`, `nodes` or `features`")
         if self.spec.time is not None:
             raise InputError(f"{shown} has no edges: a temporal graph needs at least one")
         kind: names.IdKind = "int" if self.inputs.nodes is None else self._node_kind("int")
@@ -266,7 +266,7 @@ class _Build:
     def _check_num_nodes(self) -> None:
         asked, free = self.spec.num_nodes, shutil.disk_usage(self.steps.root).free
         if asked is not None and asked != self.num_nodes:
-            raise InputError(f"--num-nodes is {asked}, but {self.why} has {self.num_nodes} rows: leave it out")
+            raise InputError(f"`num_nodes` is {asked}, but {self.why} has {self.num_nodes} rows: leave it out")
         needed = 8 * self.num_nodes
         if needed > free:
             raise InputError(

@@ -91,8 +91,8 @@ def categories_of(duck: Duck, table: Table, column: str, how: Encoded) -> dict[s
     word = _word_sql(column)
     found = f"SELECT DISTINCT {word} AS word FROM {table.relation()} WHERE {word} IS NOT NULL"
     if how == "one-hot" and (count := duck.one(f"SELECT count(*) FROM ({found})")[0]) > MOST_ONE_HOT:
-        advice = f"give --codes {column}, and an Embedding in the model"
-        raise InputError(f"{table.shown} column {column!r} has {count:,} different values, too many for --one-hot; {advice}")
+        advice = f"give `codes={column!r}`, and an Embedding in the model"
+        raise InputError(f"{table.shown} column {column!r} has {count:,} different values, too many for `one_hot`; {advice}")
     return {"as": how, "values": [word for (word,) in duck.rows(f"{found} ORDER BY word")]}
 
 
@@ -205,19 +205,19 @@ def _word(columns: list[str], values: tuple[Any, ...]) -> str:
         except ValueError:
             wrong = True
         if wrong:
-            advice = f"correct it, or encode the column by --one-hot {column} or --codes {column}"
+            advice = f"correct it, or encode the column by `one_hot={column!r}` or `codes={column!r}`"
             return f"{column} is {value!r}, not a number; {advice}"
     return "not numbers; correct it"
 
 
-def match_columns(table: Table, patterns: str, taken: set[str], flag: str = "--x-cols") -> list[str]:
-    """Columns matching `f*,age`, in table order without the `taken` ones. Raises InputError naming the flag."""
+def match_columns(table: Table, patterns: str, taken: set[str], argument: str = "`x_cols`") -> list[str]:
+    """Columns matching `f*,age`, in table order without the `taken` ones. Raises InputError naming the argument."""
     found: list[str] = []
     for pattern in patterns.split(","):
         matches = [column for column in table.columns if fnmatch.fnmatchcase(column, pattern.strip()) and column not in taken]
         if not matches:
             there = ", ".join(list(table.columns)[:20])
-            raise InputError(f"{table.shown} has no column like {pattern!r} for {flag}: it has {there}")
+            raise InputError(f"{table.shown} has no column like {pattern!r} for {argument}: it has {there}")
         found += [column for column in matches if column not in found]
     return found
 
@@ -227,5 +227,5 @@ def refuse_no_numbers(table: Table, columns: list[str]) -> None:
     for column in columns:
         kind = table.columns[column]
         if not table.text and not kind.startswith(_NUMBERS) and not is_list(table, column):
-            advice = f"; encode its words by --one-hot {column} or --codes {column}" if table.is_text(column) else ""
+            advice = f"; encode its words by `one_hot={column!r}` or `codes={column!r}`" if table.is_text(column) else ""
             raise InputError(f"{table.shown} column {column!r} holds {kind}: features are numbers{advice}")

@@ -117,7 +117,7 @@ def _edge_files(spec: IngestSpec, duck: Duck, stage: Path, progress: Progress) -
     if len(kinds) > 1:
         raise InputError(f"{spec.edges} matches files of several kinds ({', '.join(sorted(kinds))}): give one kind")
     if spec.weight is not None:
-        raise InputError(f"--weight names a column of a table, and {paths[0]} is an array: give a table")
+        raise InputError(f"`weight` names a column of a table, and {paths[0]} is an array: give a table")
     return _edge_arrays(spec.edges, paths, stage)
 
 

@@ -54,7 +54,7 @@ class Duck:
         if memory < NEEDED_BYTES:
             given = f"{memory // 10**6} MB"
             raise BudgetError(
-                f"an ingest needs at least {NEEDED_BYTES // 10**6} MB, not {given}: give --memory {NEEDED_BYTES // 10**6}MB"
+                f"an ingest needs at least {NEEDED_BYTES // 10**6} MB, not {given}: give `memory='{NEEDED_BYTES // 10**6}MB'`"
             )
         self.limit = memory - OUTSIDE_BYTES
         self._spill = spill
@@ -135,7 +135,7 @@ class Duck:
     def _out_of_memory(self, message: str) -> OocError:
         if "max_temp_directory_size" in message or "No space" in message:
             return self._full()
-        return MemoryShort(f"the ingest does not fit its memory ({self.limit // 10**6} MB for sorting): raise --memory")
+        return MemoryShort(f"the ingest does not fit its memory ({self.limit // 10**6} MB for sorting): raise `memory`")
 
     def _full(self) -> StoreError:
         return write_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), self._spill)

@@ -85,7 +85,7 @@ def rows_of(duck: Duck, columns: EdgeColumns, name: str, pattern: str) -> nodes.
     if pattern.endswith(".npy"):
         found = nodes.npy_rows([str(path) for path in find(pattern, natural=True)])
     else:
-        matched = match_columns(table, pattern, columns.taken, f"--edge-features {name}")
+        matched = match_columns(table, pattern, columns.taken, f"`edge_features` {name}")
         refuse_no_numbers(table, matched)
         found = table_rows(duck, table, matched)
     return found.expect(table.rows, table.shown, "edge")

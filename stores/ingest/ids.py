@@ -106,7 +106,7 @@ def id_kind(duck: Duck, table: Table, columns: list[str], asked: str) -> IdKind:
     wrong = " OR ".join(f"({sql.name(c)} IS NOT NULL AND {cast(table, c, 'int')} IS NULL)" for c in texts)
     position, *values = _found(duck, table, wrong, texts)
     column, value = next((c, v) for c, v in zip(texts, values, strict=True) if not _whole(v))
-    hint = "" if asked == "int" else " (if ids are words here, say so with --id-type str)"
+    hint = "" if asked == "int" else " (if ids are words here, say so with `id_type='str'`)"
     raise InputError(f"{table.where(position)}: {column} {value!r} is not a whole number of 64 bits; correct it{hint}")
 
 
@@ -143,20 +143,20 @@ def scan(
         if count < total and (row := first(duck, edges.table, wrong, [column])) is not None:
             position, value = row
             what = "empty" if value in (None, "") else f"{value!r}, not a whole number of 64 bits"
-            advice = "correct it, or pass --drop-missing" if value in (None, "") else "correct it"
+            advice = "correct it, or pass `drop_missing=True`" if value in (None, "") else "correct it"
             raise InputError(f"{edges.table.where(position)}: {column} is {what}; {advice}")
     if edges.weight is not None and (weighted < total or (wild and not allow_nan)):
         number = edges.table.number(edges.weight, "FLOAT")
         wrong = f"{number} IS NULL" if weighted < total else f"NOT isfinite({number})"
         position, value = _found(duck, edges.table, wrong, [edges.weight])
-        advice = "correct it" if weighted < total else f"{wild} weights are not finite: correct them or pass --allow-nan"
+        advice = "correct it" if weighted < total else f"{wild} weights are not finite: correct them or pass `allow_nan=True`"
         raise InputError(f"{edges.table.where(position)}: {edges.weight} is {value!r}, not a finite number; {advice}")
     if edges.weight is not None and exact and (test := edges.table.rounded(edges.weight)) is not None:
         row = first(duck, edges.table, test, [edges.weight])
         if row is not None:
             raise InputError(
                 f"{edges.table.where(row[0])}: {edges.weight} is {row[1]}, which float32 would round; divide the weights, or "
-                "say --dtype float32 to round them"
+                "say `dtype='float32'` to round them"
             )
     low, high = (0, -1) if low is None else (low, high)
     return EdgeScan(total, kind, low, high, ids, empty), int(wild)
@@ -172,7 +172,7 @@ def refuse_out_of_range(duck: Duck, edges: EdgeColumns, found: EdgeScan, num_nod
     column, value = next((c, v) for (c, _), v in zip(ends, values, strict=True) if not 0 <= int(v) < num_nodes)
     raise InputError(
         f"{edges.table.where(position)}: {column} {value} is out of range 0..{num_nodes - 1} ({why}); "
-        "fix it or pass --drop-missing"
+        "fix it or pass `drop_missing=True`"
     )
 
 
@@ -262,7 +262,7 @@ def refuse_missing(duck: Duck, edges: EdgeColumns, kind: IdKind, ids: str, where
     )
     column = (edges.src, edges.dst)[side]
     shown = value if kind == "int" else repr(value)
-    raise InputError(f"{edges.table.where(position)}: {column} {shown} is not in {where}; fix it or pass --drop-missing")
+    raise InputError(f"{edges.table.where(position)}: {column} {shown} is not in {where}; fix it or pass `drop_missing=True`")
 
 
 def write_lmdb(duck: Duck, path: Path, kind: IdKind, ids: str, count: int, progress: Progress) -> None:

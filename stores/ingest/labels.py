@@ -23,7 +23,7 @@ MOST_CLASSES = 1000
 
 
 _CLASSES = "labels are 0..{}, -1 or NaN for none"
-_REGRESSION = "numbers to predict (a regression) are not supported: make classes of them, or store them as --features NAME=FILE"
+_REGRESSION = "numbers to predict (a regression) are not supported: make classes of them, or store them as `features`"
 WORDS_SHARE = 0.1
 """share of labels that are no numbers above which all are names of classes; below it they are treated as mistakes"""
 
@@ -48,7 +48,7 @@ def label_columns(table: Table, wanted: str, taken: set[str], class_names: list[
     """
     if wanted in table.columns or not re.search(r"[,*?\[]", wanted):
         return [table.column(wanted, "labels")]
-    found = match_columns(table, wanted, taken, "label")
+    found = match_columns(table, wanted, taken, "`label`")
     if len(found) > 1 and class_names is not None and len(found) == len(class_names):
         if set(found) != set(class_names):
             given, there = ", ".join(found), ", ".join(class_names)

@@ -57,7 +57,7 @@ class NodeArrays:
     def splits(self) -> dict[str, Any]:
         """Step splits: {sizes: {split: nodes}, arrays: [names], notes: [lines]}."""
         if self.spec.split_index is not None and not self.inputs.splits:
-            raise ConfigError("--split-index chooses among the splits of masks, and there are none: leave it out")
+            raise ConfigError("`split_index` chooses among the splits of masks, and there are none: leave it out")
         if self.spec.shares is None and self.spec.split is None and not self.inputs.splits:
             return {"sizes": {}, "arrays": [], "notes": []}
         stage = self.stage / "splits.bits"
@@ -113,7 +113,7 @@ class NodeArrays:
     def features(self, split: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Steps features NAME: {name: {wild}}."""
         if self.spec.normalize != "none" and not self.held.names:
-            raise ConfigError(f"--normalize {self.spec.normalize} scales features, and there are none: leave it out")
+            raise ConfigError(f"`normalize={self.spec.normalize!r}` scales features, and there are none: leave it out")
         return {
             name: self.steps.run(f"features {name}", self._feature_step(name, split), self._outputs(name, scale_name(name)))
             for name in self.held.names

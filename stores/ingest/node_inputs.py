@@ -61,7 +61,7 @@ class NodeInputs:
         found: list[str] = [] if spec.x_cols is None else columns.match_columns(table, spec.x_cols, taken)
         given: tuple[tuple[str | None, columns.Encoded], ...] = ((spec.one_hot, "one-hot"), (spec.codes, "codes"))
         for patterns, how in given:
-            matched = columns.match_columns(table, patterns, taken, f"--{how}") if patterns else []
+            matched = columns.match_columns(table, patterns, taken, f"`{how.replace('-', '_')}`") if patterns else []
             for column in matched:
                 words = {**words, column: columns.categories_of(self._duck, table, column, how)}
                 found += [column] if column not in found else []

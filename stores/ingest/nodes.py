@@ -134,7 +134,7 @@ def fit_scale(rows: Rows, kind: str, training: Callable[[int, int], NDArray[np.b
             progress("statistics", done, rows.count)
         return Scale(kind, np.array([least if np.isfinite(least) else 0.0]))
     if training is None:
-        raise ConfigError("--normalize standard takes its statistics from the training rows: give --train (or --split)")
+        raise ConfigError("`normalize='standard'` takes its statistics from the training rows: give `train` (or `split`)")
     count, mean, squares = (np.zeros(rows.width or 1) for _ in range(3))
     done = 0
     for block in rows.blocks():
@@ -222,7 +222,7 @@ def fit_storage(rows: Rows, dtype: str, scale: Scale, progress: Progress) -> Sto
             shown = rows.columns[column] if rows.columns else column
             raise InputError(
                 f"{rows.where(done + row)} column {shown} is NaN, infinite or beyond float32, which int8 cannot hold; "
-                "correct it, or store features as --dtype bfloat16"
+                "correct it, or store features as `dtype='bfloat16'`"
             )
         done += len(values)
         progress("scales", done, rows.count)
@@ -234,7 +234,7 @@ def refuse_rounded(rows: Rows) -> None:
     found = rows.rounded()
     if found is not None:
         raise InputError(
-            f"{found}, which float32 would round; store whole numbers as --dtype int64, or say --dtype float32 to round them"
+            f"{found}, which float32 would round; store whole numbers as `dtype='int64'`, or round by `dtype='float32'`"
         )
 
 
@@ -277,7 +277,7 @@ def write_features(
         if wild and (storage.whole or not allow_nan):
             column = rows.columns[at[1]] if rows.columns else at[1]
             what = f"no whole number that {storage.dtype} holds" if storage.whole else _WILD.format(storage.dtype)
-            advice = "correct them" if storage.whole else "correct them or pass --allow-nan"
+            advice = "correct them" if storage.whole else "correct them or pass `allow_nan=True`"
             raise InputError(f"{rows.where(at[0])} column {column} is {what}, the first of {wild} such values; {advice}")
     return wild
 

@@ -84,7 +84,7 @@ def count_of(parts: int | Literal["auto"], num_nodes: int) -> int:
     if parts == "auto":
         return min(num_nodes, max(AUTO_LEAST, min(AUTO_MOST, num_nodes // AUTO_NODES)))
     if parts > num_nodes:
-        raise ConfigError(f"--parts {parts}: {num_nodes} nodes cannot make so many parts; give fewer")
+        raise ConfigError(f"`parts={parts}`: {num_nodes} nodes cannot make so many parts; give fewer")
     return parts
 
 
@@ -98,12 +98,12 @@ def method_of(asked: Literal["auto", "metis", "stream"], num_nodes: int, num_slo
     installed = find_spec("pymetis") is not None
     if asked == "metis" and not installed:
         raise ConfigError(
-            "--partitioner metis needs the extra ooc[metis]: pip install 'ooc[metis]', or use --partitioner stream"
+            "`partitioner='metis'` needs the extra ooc[metis]: pip install 'ooc[metis]', or use `partitioner='stream'`"
         )
     if asked == "metis" and not fits:
         raise BudgetError(
-            f"METIS would take about {need / 1e9:.1f} GB (and holds 2**31 edges at most): give --memory "
-            f"{(need + OUTSIDE_BYTES) / 1e9 + 0.1:.1f}GB, or use --partitioner stream"
+            f"METIS would take about {need / 1e9:.1f} GB (and holds 2**31 edges at most): give "
+            f"`memory='{(need + OUTSIDE_BYTES) / 1e9 + 0.1:.1f}GB'`, or use `partitioner='stream'`"
         )
     return "metis" if asked != "stream" and installed and fits else "stream"
 

@@ -105,8 +105,8 @@ class IngestSpec(BaseModel):
     def _fits_together(self) -> "IngestSpec":
         given = [name for name in ("edges", "npz", "pyg", "ogb", "graphbolt") if getattr(self, name) is not None]
         if len(given) != 1:
-            found = " and ".join(f"--{name}" for name in given) or "none"
-            raise ConfigError(f"edges come from exactly one of --edges, --npz, --pyg, --ogb and --graphbolt; given: {found}")
+            found = " and ".join(f"`{name}`" for name in given) or "none"
+            raise ConfigError(f"edges come from exactly one of `edges`, `npz`, `pyg`, `ogb` and `graphbolt`; given: {found}")
         if given != ["edges"]:
             own = (
                 "nodes",
@@ -129,9 +129,9 @@ class IngestSpec(BaseModel):
         self._check_times()
         self._check_split()
         if self.arg and self.pyg is None:
-            raise ConfigError("--arg is an argument of a PyG data set: give --pyg too")
+            raise ConfigError("`arg` is an argument of a PyG data set: give `pyg` too")
         if self.parts is None and self.partitioner != "auto":
-            raise ConfigError(f"--partitioner {self.partitioner} makes parts: say how many with --parts")
+            raise ConfigError(f"`partitioner={self.partitioner!r}` makes parts: say how many with `parts`")
         parse_bytes(self.memory)
         self.feature_globs()
         self.edge_feature_patterns()
@@ -141,38 +141,38 @@ class IngestSpec(BaseModel):
         if self.nodes is None:
             for name in ("label", "split", "birth", "x_cols", "one_hot", "codes"):
                 if getattr(self, name) is not None:
-                    raise ConfigError(f"--{name.replace('_', '-')} names a column of the node table: give --nodes too")
+                    raise ConfigError(f"`{name}` names a column of the node table: give `nodes` too")
             if self.id != "id":
-                raise ConfigError("--id names a column of the node table: give --nodes too")
+                raise ConfigError("`id` names a column of the node table: give `nodes` too")
         for one, other in (("label", "labels"), ("split", "train"), ("split", "val"), ("split", "test")):
             if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise ConfigError(f"--{one} and --{other} say the same thing twice: give one of them")
+                raise ConfigError(f"`{one}` and `{other}` say the same thing twice: give one of them")
 
     def _check_split(self) -> None:
         if self.random_split is None:
             if self.seed:
-                raise ConfigError("--seed is that of a random split: give --random-split too")
+                raise ConfigError("`seed` is that of a random split: give `random_split` too")
             return
         parse_shares(self.random_split)
         for name in ("split", "train", "val", "test", "split_index"):
             if getattr(self, name) is not None:
-                raise ConfigError(f"--random-split draws the splits that --{name.replace('_', '-')} gives: give one of them")
+                raise ConfigError(f"`random_split` draws the splits that `{name}` gives: give one of them")
 
     def _check_times(self) -> None:
         if self.time is None and self.birth is not None:
-            raise ConfigError("--birth is in the time of the edges: give --time too")
+            raise ConfigError("`birth` is in the time of the edges: give `time` too")
         if self.time is None and self.time_unit != "s":
-            raise ConfigError("--time-unit says what the times' numbers mean: give --time too")
+            raise ConfigError("`time_unit` says what the times' numbers mean: give `time` too")
         if self.time is not None and self.drop_duplicates:
-            raise ConfigError("--drop-duplicates does not go with --time: an event may come again, at another time")
+            raise ConfigError("`drop_duplicates` does not go with `time`: an event may come again, at another time")
 
     def _refuse(self, source: str, names: tuple[str, ...]) -> None:
         for name in names:
             if getattr(self, name):
-                raise ConfigError(f"--{name.replace('_', '-')} does not go with --{source}, which brings its own")
+                raise ConfigError(f"`{name}` does not go with `{source}`, which brings its own")
 
     def feature_globs(self) -> dict[str, str]:
-        """Name -> glob of each `--features NAME=GLOB`."""
+        """Name -> glob of each NAME=GLOB of `features`."""
         own = ["x"] if self.x_cols or self.one_hot or self.codes else []
         found = self._named("features", self.features, "NAME=FILE, as in x=x.npy", ("y", "split", *own))
         for name in own:
@@ -180,27 +180,27 @@ class IngestSpec(BaseModel):
         return found
 
     def edge_feature_patterns(self) -> dict[str, str]:
-        """Name -> column patterns or npy glob of each `--edge-features NAME=...`."""
+        """Name -> column patterns or npy glob of each of `edge_features`."""
         form = "NAME=COLUMNS or NAME=FILE.npy, as in msg=f*"
-        return self._named("edge-features", self.edge_features, form, OF_EVENTS)
+        return self._named("edge_features", self.edge_features, form, OF_EVENTS)
 
-    def _named(self, flag: str, given: list[str], form: str, taken: tuple[str, ...]) -> dict[str, str]:
-        """Values of a repeatable NAME=WHAT flag by name."""
+    def _named(self, argument: str, given: list[str], form: str, taken: tuple[str, ...]) -> dict[str, str]:
+        """Values of an argument NAME=WHAT, which may be given several times, by name."""
         found: dict[str, str] = {}
         for text in given:
             name, sign, what = text.partition("=")
             if not sign or not what or not name.isidentifier():
-                raise ConfigError(f"--{flag} {text!r}: write it {form}")
+                raise ConfigError(f"`{argument}={text!r}`: write it {form}")
             if name in found or name in taken or ("split" in taken and name.startswith("split_")):
-                raise ConfigError(f"--{flag} {text!r}: the name {name!r} is taken; choose another")
+                raise ConfigError(f"`{argument}={text!r}`: the name {name!r} is taken; choose another")
             found[name] = what
         for name in found:
-            self._check_scale(flag, name, found)
+            self._check_scale(argument, name, found)
         return found
 
-    def _check_scale(self, flag: str, name: str, found: dict[str, str]) -> None:
+    def _check_scale(self, argument: str, name: str, found: dict[str, str]) -> None:
         if self.dtype == "int8" and f"{name}_scale" in found:
-            raise ConfigError(f"--{flag} {name}_scale=...: with --dtype int8 {name}'s scales have that name; choose another")
+            raise ConfigError(f"`{argument}` {name}_scale: with `dtype='int8'` {name}'s scales have that name; choose another")
 
     @property
     def shares(self) -> tuple[float, float, float] | None:
@@ -221,9 +221,9 @@ def parse_shares(text: str) -> tuple[float, float, float]:
     try:
         train, val, test = (float(share) for share in text.split(","))
     except ValueError:
-        raise ConfigError(f"--random-split {text}: give the shares of train, val and test, as in 0.6,0.2,0.2") from None
+        raise ConfigError(f"`random_split={text!r}`: give the shares of train, val and test, as in 0.6,0.2,0.2") from None
     if not (min(train, val, test) >= 0 and 0 < train + val + test <= 1 + 1e-9):
-        raise ConfigError(f"--random-split {text}: shares are 0 or more and add up to 1 at most")
+        raise ConfigError(f"`random_split={text!r}`: shares are 0 or more and add up to 1 at most")
     return train, val, test
 
 

@@ -48,7 +48,7 @@ def open_split(path: str, shown: str, num_nodes: int, split_index: int | None) -
     if array.dtype == bool:
         return _mask(array, shown, num_nodes, split_index)
     if split_index is not None:
-        raise InputError(f"--split-index chooses among masks [S, N], but {shown} holds {array.dtype} {list(array.shape)}")
+        raise InputError(f"`split_index` chooses among masks [S, N], but {shown} holds {array.dtype} {list(array.shape)}")
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise InputError(f"{shown} holds {array.dtype} {list(array.shape)}: a split is row ids [k] or a boolean mask [N]")
 
@@ -72,11 +72,11 @@ def _mask(array: NDArray[Any], shown: str, num_nodes: int, split_index: int | No
         masks = array.T if array.shape[1] == num_nodes else array  # [N, S]
         count = masks.shape[1]
         if split_index is None and count > 1:
-            raise InputError(f"{shown} holds {count} splits: choose one with --split-index 0..{count - 1}")
+            raise InputError(f"{shown} holds {count} splits: choose one with `split_index`, 0 to {count - 1}")
         if (split_index or 0) >= count:
-            raise InputError(f"{shown} holds {count} splits: --split-index {split_index} is none of 0..{count - 1}")
+            raise InputError(f"{shown} holds {count} splits: `split_index={split_index}` is none of 0..{count - 1}")
     elif split_index is not None:
-        raise InputError(f"--split-index chooses among masks [S, N], but {shown} has shape {list(array.shape)}; leave it out")
+        raise InputError(f"`split_index` chooses among masks [S, N], but {shown} has shape {list(array.shape)}; leave it out")
     elif array.shape != (num_nodes,):
         raise InputError(f"{shown} is a mask of shape {list(array.shape)}, but there are {num_nodes} nodes")
     else:
@@ -115,10 +115,10 @@ def split_columns(table: Table, wanted: str) -> dict[str, str]:
     for column in names:
         code = _WORDS.get(re.split(r"[^a-z]", table.column(column, "splits").lower())[0])
         if code is None:
-            raise InputError(f"--split {column}: a boolean column's name begins with train, val or test, as in train_mask")
+            raise InputError(f"`split={column!r}`: a boolean column's name begins with train, val or test, as in train_mask")
         found[next(name for name, each in SPLIT_CODES.items() if each == code)] = column
     if len(found) < len(names):
-        raise InputError(f"--split {wanted} names two columns for one split: give one for each of train, val and test")
+        raise InputError(f"`split={wanted!r}` names two columns for one split: give one for each of train, val and test")
     return found
 
 

@@ -16,7 +16,7 @@ from ooc.stores.errors import InputError, OocError
 from ooc.stores.ingest.lines import PIECE, LineCheck
 
 DELIMITERS = "\t,;| "
-NO_HEADER = ", or pass --no-header if its first line is data"
+NO_HEADER = ", or pass `header=False` if its first line is data"
 """for text tables whose first line was taken for a header"""
 MOST_COLUMNS = 10_000
 """columns of a text table: DuckDB's time grows with their square (measured: 10 s for 16,000)"""

@@ -270,7 +270,7 @@ def _fix(program: Program, profile: StepProfile, room: TierRoom) -> str:
     """What would make a plan fit, in words: more of one tier, where that is enough."""
     total = 2 * sum(profile.size(value) for value in program.values)
     more = []
-    for name, words in (("disk", "more room on the disk"), ("device", "more --memory")):
+    for name, words in (("disk", "more room on the disk"), ("device", "more memory")):
         most = replace(room, **{name: getattr(room, name) + total})
         if _fits(program, profile, most):
             more.append((_least(program, profile, room, most, name) - getattr(room, name), words))
@@ -280,7 +280,7 @@ def _fix(program: Program, profile: StepProfile, room: TierRoom) -> str:
     most = TierRoom(room.device, room.host, room.disk + total)
     most = replace(most, device=_least(program, profile, most, replace(most, device=most.device + total), "device"))
     disk = _least(program, profile, replace(most, disk=room.disk), most, "disk") - room.disk
-    memory = f"{format_bytes(most.device - room.device)} more --memory"
+    memory = f"{format_bytes(most.device - room.device)} more memory"
     return f"no plan of exact training fits {there}: give {memory} and {format_bytes(disk)} more room on the disk"
 
 

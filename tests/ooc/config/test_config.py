@@ -108,9 +108,9 @@ def test_deep_models_are_scored_by_sweeps() -> None:
 
 
 def test_a_missing_key_is_named() -> None:
-    with pytest.raises(ConfigError, match="store is not set: give it as the argument STORE"):
+    with pytest.raises(ConfigError, match="store is not set: give it as `store`"):
         load_config(None, {"out": "a"})
-    with pytest.raises(ConfigError, match="window is not set: give it as --window"):
+    with pytest.raises(ConfigError, match="window is not set: give it as `window`"):
         load_config(None, {"store": "a", "mode": "snapshots"})
 
 

@@ -197,7 +197,7 @@ def test_hot_rows_are_those_asked_for_most_and_need_no_reading(tmp_path: Path) -
 
 def test_numbers_too_large_for_float16_are_reported(tmp_path: Path) -> None:
     history = History.create(tmp_path / "h", N, WIDTHS, "float16", lag=0, max_bytes=10**6, engine="pread")
-    with pytest.raises(OocError, match="use --history-dtype float32"):
+    with pytest.raises(OocError, match="use `history_dtype='float32'`"):
         history.push(0, nodes_of({0}), [np.full((10, width), 1e5, np.float32) for width in WIDTHS])
     history.close()
 
@@ -271,6 +271,6 @@ def test_pushes_that_a_lag_holds_back_keep_to_the_memory(tmp_path: Path) -> None
         history.push(step, nodes_of({0}), rows)
     history.close()
     history = History.create(tmp_path / "not", N, WIDTHS, "float32", lag=3, max_bytes=waiting - 1, engine="pread")
-    with pytest.raises(BudgetError, match="smaller --history-lag"):
+    with pytest.raises(BudgetError, match="smaller `history_lag`"):
         history.push(0, nodes_of({0}), rows)
     history.close()

@@ -320,7 +320,7 @@ def at_once(dst: int) -> EventBlock:
 
 
 def test_historical_negatives_want_both_directions(edges: Edges, tmp_path: Path) -> None:
-    with ooc.open(edges.store(tmp_path)) as ds, pytest.raises(ConfigError, match="ingest it with --undirected, or use random"):
+    with ooc.open(edges.store(tmp_path)) as ds, pytest.raises(ConfigError, match="ingest it with `undirected=True`, or use"):
         negatives_of(ds, "historical", 1)
 
 

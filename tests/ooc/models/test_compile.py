@@ -68,7 +68,7 @@ def test_batches_of_other_sizes_run_the_same_code(name: str) -> None:
 def test_without_a_compiler_one_line_says_so(monkeypatch: pytest.MonkeyPatch, make_store: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(ConfigError, match=r"--compile: torch.compile needs a C\+\+ compiler .*; or leave --compile out"):
+    with pytest.raises(ConfigError, match=r"`compile=True`: torch.compile needs a C\+\+ compiler .*; or leave `compile` out"):
         train(configure(make_store(), tmp_path / "run", compile=True))
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("CXX", "no-such-compiler")

@@ -154,7 +154,7 @@ def test_what_somebody_set_must_be_taken(module: str) -> None:
 def test_a_list_of_layers_is_as_long_as_was_said(module: str) -> None:
     config = {"store": "s", "out": "o", "model": f"{module}:Listed"}
     assert len(make_model(TrainConfig(**config, layers=2), 12, 3).layers) == 2
-    with pytest.raises(ConfigError, match="Listed has 2 layers, and layers is 3: give --layers 2"):
+    with pytest.raises(ConfigError, match="Listed has 2 layers, and layers is 3: give `layers=2`"):
         make_model(TrainConfig(**config, layers=3), 12, 3)
 
 

@@ -61,7 +61,7 @@ def test_clusters_that_drop_many_edges_are_named_but_not_chosen() -> None:
     found = choose([*tried(sampled=10), half], 2)
     assert found.recommended == "sampled"
     assert "clusters would take 1 s, but drop 50 % of the edges" in found.reason
-    refused = candidate("sampled", fix="--memory 9GB would do")
+    refused = candidate("sampled", fix="9 GB of memory would do")
     assert choose([refused, half], 2).recommended == "cluster", "where nothing else fits"
     attention = candidate("saint", seconds=0.1, weighed=False)
     assert choose([*tried(sampled=10), attention], 2).recommended == "sampled"

@@ -270,21 +270,21 @@ def profile_of(loads: list[SuperbatchLoad], found: BatchCosts, **others: Simulat
 def test_a_plan_names_the_bottleneck_and_what_would_help(ds: Dataset) -> None:
     loads, run = windows_of(4, 10, 100_000), RunFacts(40, 40, 512, {})
     half = SimulatedSuperbatches(tuple(windows_of(4, 10, 50_000)), 0, CachedNodes.none())
-    made = plan(profile_of(loads, costs(0.01, 1e-4), **{"--memory 9GB": half}), plan_memory(ds), run)
+    made = plan(profile_of(loads, costs(0.01, 1e-4), **{"9 GB of memory": half}), plan_memory(ds), run)
     assert made.prediction.bottleneck == "read"
     assert "Reading takes" in made.advice
-    assert "--memory 9GB" in made.advice
-    assert made.others["--memory 9GB"] == pytest.approx(made.prediction.seconds_per_epoch / 2, rel=0.1)
+    assert "9 GB of memory" in made.advice
+    assert made.others["9 GB of memory"] == pytest.approx(made.prediction.seconds_per_epoch / 2, rel=0.1)
     assert made.prediction.read_amplification == pytest.approx(1)
-    slow = plan(profile_of(loads, costs(5.0, 1e-6), **{"--memory 9GB": half}), plan_memory(ds), run)
+    slow = plan(profile_of(loads, costs(5.0, 1e-6), **{"9 GB of memory": half}), plan_memory(ds), run)
     assert slow.prediction.bottleneck == "consumer"
     assert "memory" not in slow.advice
     assert json.loads(json.dumps(slow.asdict()))["prediction"]["bottleneck"] == "consumer"
 
 
 def test_advice_is_only_what_pays() -> None:
-    assert "--memory" in advise({"read": 9.0, "consumer": 1.0}, 10.0, 10.0, {"--memory 4GB": 6.0})
-    assert "4GB" not in advise({"read": 9.0, "consumer": 1.0}, 10.0, 10.0, {"--memory 4GB": 9.5})
+    assert "with 4 GB of memory" in advise({"read": 9.0, "consumer": 1.0}, 10.0, 10.0, {"4 GB of memory": 6.0})
+    assert "4 GB" not in advise({"read": 9.0, "consumer": 1.0}, 10.0, 10.0, {"4 GB of memory": 9.5})
 
 
 def test_training_is_the_same_with_and_without_a_plan(make_store: MakeStore, tmp_path: Path) -> None:

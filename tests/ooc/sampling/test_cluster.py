@@ -105,7 +105,7 @@ def test_parts_of_a_store_and_equal_ones(make_store: MakeStore) -> None:
     path = make_store(src=src, dst=dst)
     with Dataset.open(path) as ds:
         assert ds.graph.parts is None
-        with pytest.raises(ConfigError, match="ingest it with parts, or give num_parts"):
+        with pytest.raises(ConfigError, match="ingest it with `parts`, or give `num_parts`"):
             parts_of(ds.graph)
         assert parts_of(ds.graph, 3).tolist() == [0, 16, 33, 50]
         with pytest.raises(ConfigError, match="51 parts"):

@@ -134,7 +134,7 @@ def test_a_missing_package_is_one_line_and_leaves_no_run(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=rf"--log {name} needs a package: pip install 'ooc\[{name}\]'"):
+    with pytest.raises(ConfigError, match=rf"logging to {name} needs a package: pip install 'ooc\[{name}\]'"):
         train(configure(make_store(), tmp_path / "run", log=[name]))
     assert not (tmp_path / "run").exists()
 

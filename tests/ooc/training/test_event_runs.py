@@ -80,7 +80,7 @@ def test_a_split_without_events_has_no_scores_and_a_reason(store: Path, tmp_path
     summary = train(configure(store, tmp_path / "run", val=0.0, test=0.0, epochs=1))
     lines = score_lines(summary)
     assert lines == [
-        f"{split}: no scores, none of the 400 events is for it: give --{split} a larger share" for split in ("val", "test")
+        f"{split}: no scores, none of the 400 events is for it: give `{split}` a larger share" for split in ("val", "test")
     ]
     assert all(line in write_report(tmp_path / "run").read_text() for line in lines)
     summary = train(configure(store, tmp_path / "other", val=0.0, epochs=1))
@@ -99,7 +99,7 @@ def test_a_baseline_that_does_not_fit_is_told_of(
     else:
         config = {"store": store, "out": tmp_path / "run", "window": "100", "hidden": 4, "epochs": 1}
         summary = train(SnapshotsConfig(**config))
-    line = "EdgeBank: no scores, what it remembers does not fit the memory: give more --memory"
+    line = "EdgeBank: no scores, what it remembers does not fit the memory: give more memory"
     lines = score_lines(summary)
     assert [line.split(":")[0] for line in lines] == ["val", "test", "negatives", "EdgeBank"]
     assert lines[-1] == line
@@ -285,11 +285,11 @@ def test_what_does_not_fit_is_refused_in_a_line(store: Path, tmp_path: Path, cap
     (tmp_path / "d").mkdir()
     directed = Edges().store(tmp_path / "d")
     for model in ("tgn", "tgat", "graphmixer"):
-        with pytest.raises(InputError, match="ingest it with --undirected"):
+        with pytest.raises(InputError, match="ingest it with `undirected=True`"):
             train(load_config(None, {"store": directed, "out": tmp_path / "run", "mode": "events", "model": model}))
     assert not (tmp_path / "run").exists()
     assert main(["plan", str(store), "--mode", "events"]) == 2
-    assert "does not support mode" in capsys.readouterr().err
+    assert "has no plan" in capsys.readouterr().err
     flags = ["--mode", "events", "--epochs", "1", "--hidden", "8", "--memory-dim", "8", "--threads", "1"]
     assert main(["train", str(store), "--out", str(tmp_path / "cli"), *flags]) == 0
     out, err = capsys.readouterr()

@@ -93,7 +93,7 @@ def test_a_run_is_resumed_on_a_store_that_grew_only_when_asked(tmp_path: Path) -
     with pytest.raises(Killed):
         train(config, watcher=KillAt(2))
     append(AppendSpec(out=store, **given(files, "new")))
-    with pytest.raises(ConfigError, match=r"cannot resume .* has grown since: --grown goes on"):
+    with pytest.raises(ConfigError, match=r"cannot resume .* has grown since: `grown=True` goes on"):
         train(config, resume=True)
     train(config, resume=True, grown=True)
     assert [line["epoch"] for line in lines(config.out) if "train_loss" in line] == [1, 2]

@@ -83,7 +83,7 @@ def test_a_run_goes_on_with_new_events_as_if_they_had_been_there(tmp_path: Path,
     more(store, edges, slice(BASE, COUNT))
     if name in ("tgn", "roland"):
         compact(store)
-    with pytest.raises(ConfigError, match=r"cannot resume .* has grown since: --grown goes on with what is there now"):
+    with pytest.raises(ConfigError, match=r"cannot resume .* has grown since: `grown=True` goes on with what is there now"):
         train(config, resume=True)
     train(config, resume=True, grown=True)
     train(configure(name, store, tmp_path / "whole"))
@@ -121,7 +121,7 @@ def test_late_events_among_those_that_were_seen_end_the_epoch(tmp_path: Path, na
     cut(config)
     edges.time[-1] = edges.time[3]
     more(store, edges, [-1])
-    with pytest.raises(ConfigError, match=r"is through its 1 epochs.*give more --epochs"):
+    with pytest.raises(ConfigError, match=r"is through its 1 epochs.*give more `epochs`"):
         train(configure(name, store, tmp_path / "run", epochs=1), resume=True, grown=True)
     watcher = Notes()
     train(config, resume=True, grown=True, watcher=watcher)

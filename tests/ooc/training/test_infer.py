@@ -108,8 +108,9 @@ def test_embeddings_of_a_layer(make_store: MakeStore, tmp_path: Path) -> None:
     torch.testing.assert_close(logits, outputs(store, run, model="gcnii", layers=3, fanout=[3, 3, 3]), atol=1e-4, rtol=1e-4)
     with Dataset.open(store, features={"x": tmp_path / "e.zarr" / "x"}) as ds:
         assert ds.num_features == 8
-    with pytest.raises(ConfigError, match="layers 1 to 3"):
-        embed(run, store, tmp_path / "f.zarr", layer=4)
+    for layer in (4, 0, -1, -2):
+        with pytest.raises(ConfigError, match=f"`layer={layer}`: the model has layers 1 to 3; without it, the last but one"):
+            embed(run, store, tmp_path / "f.zarr", layer=layer)
     with pytest.raises(ConfigError, match=r"end the name in \.zarr"):
         embed(run, store, tmp_path / "e.parquet")
 

@@ -116,7 +116,7 @@ def test_from_the_command_line(store: Path, tmp_path: Path, capsys: pytest.Captu
     assert main(["train", str(store), "--out", str(tmp_path / "saint"), *flags, *saint]) == 0
     assert (tmp_path / "saint/saint/counts.json").exists()
     assert main(["train", str(store), "--out", str(tmp_path / "no"), *flags, "cluster"]) == 2
-    assert "ingest it with parts, or give --parts" in capsys.readouterr().err
+    assert "ingest it with --parts, or give --parts" in capsys.readouterr().err
 
 
 def test_weighted_losses_are_sums() -> None:

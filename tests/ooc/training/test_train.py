@@ -109,7 +109,7 @@ def test_a_refused_run_leaves_no_directory(make_store: MakeStore, tmp_path: Path
 
 
 def test_a_diverging_loss_ends_the_run_in_one_line(make_store: MakeStore, tmp_path: Path) -> None:
-    with pytest.raises(OocError, match=r"the loss is .* lower --lr"):
+    with pytest.raises(OocError, match=r"the loss is .* lower `lr`"):
         train(configure(make_store(), tmp_path / "run", lr=1e30, optimizer="sgd"))
 
 

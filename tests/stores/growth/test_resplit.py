@@ -88,7 +88,7 @@ def test_runs_on_splits_before_a_compaction_are_not_resumed(tmp_path: Path) -> N
 
 def test_what_cannot_be_split_is_said(make_store: MakeStore, tmp_path: Path) -> None:
     store = make_store()
-    with pytest.raises(ConfigError, match="give either --random-split, or --train"):
+    with pytest.raises(ConfigError, match="give either `random_split`, or `train`"):
         resplit(store)
     pq.write_table(pa.table({"src": [0], "dst": [1]}), tmp_path / "more.parquet")
     append(AppendSpec(out=store, edges=str(tmp_path / "more.parquet")))

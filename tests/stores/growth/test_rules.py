@@ -165,11 +165,11 @@ def test_info_and_verify_tell_what_waits(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], type[OocError], str]] = {
     "no time": ({"time": None}, ConfigError, "have a time: name the column"),
-    "a weight": ({"weight": "m"}, ConfigError, "have no weight: leave --weight out"),
+    "a weight": ({"weight": "m"}, ConfigError, "have no weight: leave `weight` out"),
     "no edge features": ({"edge_features": []}, ConfigError, "have the features msg; given: none"),
     "unit": ({"time_unit": "ms"}, InputError, "times are in ms, those of .* in s"),
     "nothing": ({"edges": None, "time": None, "edge_features": []}, ConfigError, "nothing to append"),
-    "settled": ({"undirected": True}, ConfigError, "--undirected is settled when a store is ingested"),
+    "settled": ({"undirected": True}, ConfigError, "`undirected` is settled when a store is ingested"),
     "memory": ({"memory": "500MB"}, BudgetError, "needs at least 856 MB"),
 }
 
@@ -225,7 +225,7 @@ def test_nodes_are_checked_as_an_ingest_checks_them(tmp_path: Path, name: str) -
 def test_an_id_that_nobody_listed_is_refused_or_left_out(tmp_path: Path) -> None:
     path = store(tmp_path, text=True)
     given = table(tmp_path / "m.parquet", src=["n1", "q"], dst=["n2", "n1"], t=[50, 51], m=[1.0, 2.0])
-    with pytest.raises(InputError, match=r"row 1: src 'q' is not in .*s.ooc; fix it or pass --drop-missing"):
+    with pytest.raises(InputError, match=r"row 1: src 'q' is not in .*s.ooc; fix it or pass `drop_missing=True`"):
         append(more(path, edges=given))
     found = append(more(path, edges=given, drop_missing=True)).appended
     assert (found.edges, found.missing) == (1, 1)

@@ -203,7 +203,7 @@ def test_missing_endpoints_are_dropped_and_counted(tmp_path: Path) -> None:
     edges = table(tmp_path / "e.parquet", src=["a", "b", "zz"], dst=["b", "q", "a"])
     nodes = table(tmp_path / "n.parquet", id=["b", "a"])
     spec = {"edges": edges, "nodes": nodes}
-    with pytest.raises(InputError, match=r"e\.parquet row 1: dst 'q' is not in .*n\.parquet; fix it or pass --drop-missing"):
+    with pytest.raises(InputError, match=r"parquet row 1: dst 'q' is not in .*n\.parquet; fix it or pass `drop_missing=True`"):
         ingest(IngestSpec(out=tmp_path / "s.ooc", **spec))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e.parquet", "n.parquet"]
     result = ingest(IngestSpec(out=tmp_path / "s.ooc", **spec, drop_missing=True))
@@ -245,7 +245,7 @@ def test_bad_edges_name_file_row_and_value(tmp_path: Path, case: str) -> None:
 
 def test_too_little_memory_is_refused(tmp_path: Path) -> None:
     edges = table(tmp_path / "e.parquet", src=[0], dst=[1])
-    with pytest.raises(BudgetError, match="at least 856 MB, not 300 MB: give --memory 856MB"):
+    with pytest.raises(BudgetError, match="at least 856 MB, not 300 MB: give `memory='856MB'`"):
         ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, memory="300MB"))
     assert [path.name for path in tmp_path.iterdir()] == ["e.parquet"]
 

@@ -131,10 +131,10 @@ def test_words_are_appended_as_the_store_encodes_them(tmp_path: Path) -> None:
 
 def test_words_among_features_name_the_options(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"column 'subject' holds \w+: features are numbers; encode its words by --one-hot subject"
+        InputError, match=r"column 'subject' holds \w+: features are numbers; encode its words by `one_hot='subject'`"
     ):
         build(tmp_path, {"subject": SUBJECTS}, x_cols="subject")
-    with pytest.raises(InputError, match=r"line 2: subject is 'Theory', not a number; .*by --one-hot subject or"):
+    with pytest.raises(InputError, match=r"line 2: subject is 'Theory', not a number; .*by `one_hot='subject'` or"):
         build(tmp_path, {"subject": SUBJECTS}, "csv", x_cols="subject")
 
 
@@ -210,5 +210,5 @@ def test_random_splits_are_what_sorting_says(count: int, parts: list[int], seed:
 
 @pytest.mark.parametrize("text", ["0.6,0.2", "a,b,c", "0.9,0.2,0.2", "-0.1,0.5,0.5", "nan,0,1", "0,0,0"])
 def test_shares_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ConfigError, match="--random-split"):
+    with pytest.raises(ConfigError, match="`random_split"):
         IngestSpec(out=tmp_path / "s.ooc", edges="e.csv", random_split=text)

@@ -257,9 +257,9 @@ def test_a_bad_time_is_named(tmp_path: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
-        ({"birth": "b", "nodes": "n.parquet"}, "give --time too"),
-        ({"time_unit": "ms"}, "give --time too"),
-        ({"time": "t", "drop_duplicates": True}, "does not go with --time"),
+        ({"birth": "b", "nodes": "n.parquet"}, "give `time` too"),
+        ({"time_unit": "ms"}, "give `time` too"),
+        ({"time": "t", "drop_duplicates": True}, "does not go with `time`"),
         ({"time": "t", "edge_features": ["f"]}, "write it NAME=COLUMNS"),
         ({"time": "t", "edge_features": ["m=a", "m=b"]}, "is taken"),
         ({"time": "t", "edge_features": ["time=a"]}, "is taken"),
@@ -275,7 +275,7 @@ def test_features_that_do_not_fit(tmp_path: Path) -> None:
     edges = table(tmp_path / "e.parquet", src=[0, 1], dst=[1, 0], t=[1, 2])
     np.save(tmp_path / "short.npy", np.zeros((1, 3), np.float32))
     for pattern, message in (
-        ("g*", "no column like 'g\\*' for --edge-features msg"),
+        ("g*", "no column like 'g\\*' for `edge_features` msg"),
         (f"{tmp_path}/short.npy", "one row a edge"),
     ):
         with pytest.raises(InputError, match=message):
@@ -310,7 +310,7 @@ def test_births_stand_in_the_time_of_the_edges(tmp_path: Path) -> None:
 
 def test_a_store_without_times_says_so(tmp_path: Path) -> None:
     ingest(IngestSpec(out=tmp_path / "s.ooc", edges=table(tmp_path / "e.parquet", src=[0], dst=[1])))
-    with Dataset.open(tmp_path / "s.ooc") as ds, pytest.raises(InputError, match="ingest it with --time"):
+    with Dataset.open(tmp_path / "s.ooc") as ds, pytest.raises(InputError, match="ingest it with `time`"):
         len(ds.events)
 
 

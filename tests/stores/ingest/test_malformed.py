@@ -201,7 +201,7 @@ def test_npz_with_odd_arrays(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize("number", [10**15, 2**63, 10**20])
 def test_more_nodes_than_the_disk_holds(tmp_path: Path, number: int) -> None:
     np.save(tmp_path / "e.npy", EDGES)
-    message = r"nodes \(--num-nodes\) need .* TB for the offsets of their edges alone, and .* of disk: correct the number"
+    message = r"nodes \(`num_nodes`\) need .* TB for the offsets of their edges alone, and .* of disk: correct the number"
     refused(message, lambda: ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.npy"), num_nodes=number)))
     assert [path.name for path in tmp_path.iterdir()] == ["e.npy"]
 
@@ -210,7 +210,7 @@ def test_a_number_of_nodes_beside_a_table_of_them(tmp_path: Path) -> None:
     np.save(tmp_path / "e.npy", EDGES)
     (tmp_path / "n.csv").write_text("id\n0\n1\n2\n")
     spec: dict[str, Any] = {"edges": str(tmp_path / "e.npy"), "nodes": str(tmp_path / "n.csv")}
-    refused(r"--num-nodes is 4, but .*n\.csv has 3 rows", lambda: ingest(IngestSpec(out=tmp_path / "s", **spec, num_nodes=4)))
+    refused(r"`num_nodes` is 4, but .*n\.csv has 3 rows", lambda: ingest(IngestSpec(out=tmp_path / "s", **spec, num_nodes=4)))
     assert ingest(IngestSpec(out=tmp_path / "t", **spec, num_nodes=3)).num_nodes == 3
 
 

@@ -35,7 +35,7 @@ def test_edges_with_an_empty_end_are_refused_or_dropped_and_counted(tmp_path: Pa
         lines = [f"{'' if a is None else a},{'' if b is None else b}" for a, b in zip(src, dst, strict=True)]
         path.write_text("\n".join(["src,dst", *lines]) + "\n")
     row = "row 1" if ending == "parquet" else "line 3"
-    with pytest.raises(InputError, match=rf"e\.{ending} {row}: src is empty; correct it, or pass --drop-missing"):
+    with pytest.raises(InputError, match=rf"e\.{ending} {row}: src is empty; correct it, or pass `drop_missing=True`"):
         ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(path)))
     result = ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(path), drop_missing=True))
     assert (result.num_nodes, result.num_edges, result.dropped) == (3, 2, {"missing": 3})

@@ -76,7 +76,7 @@ def test_normalisations(tmp_path: Path, order: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_standard_without_training_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--train"):
+    with pytest.raises(ConfigError, match="give `train`"):
         build(tmp_path, x=np.ones((N, 2)), normalize="standard")
 
 
@@ -89,7 +89,7 @@ def wild() -> Any:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "nan": ({"x": wild()}, r"x\.npy row 17 column 1 is NaN, infinite or beyond float32, the first of 2 such"),
     "float16": ({"x": np.full((N, 1), 1e6), "dtype": "float16"}, r"row 0 column 0 .* beyond float16, the first of 50"),
-    "rows": ({"x": np.ones((N - 1, 2))}, r"x\.npy has 49 rows, but there are 50 nodes \(--num-nodes\)"),
+    "rows": ({"x": np.ones((N - 1, 2))}, r"x\.npy has 49 rows, but there are 50 nodes \(`num_nodes`\)"),
     "dtype": ({"x": np.full((N, 1), "a")}, r"x\.npy holds <U1 \[50, 1\]: numbers"),
     "labels": ({"labels": np.r_[np.zeros(N - 1, int), -2]}, r"labels\.npy row 49: label -2 is out of range"),
     "many classes": ({"labels": np.r_[np.zeros(N - 1, int), 10**6]}, r"row 49: label 1000000 is out of range"),
@@ -100,9 +100,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "label rows": ({"labels": np.zeros(N + 1, int)}, r"labels\.npy has 51 rows, but there are 50 nodes"),
     "split id": ({"train": np.array([1, 2, N])}, r"train\.npy entry 2: node 50 is out of range 0\.\.49"),
     "mask size": ({"val": np.ones(N + 1, bool)}, r"val\.npy is a mask of shape \[51\], but there are 50 nodes"),
-    "mask choice": ({"val": np.ones((4, N), bool)}, r"holds 4 splits: choose one with --split-index 0\.\.3"),
-    "mask index": ({"val": np.ones((4, N), bool), "split_index": 4}, r"--split-index 4 is none of 0\.\.3"),
-    "needless index": ({"val": np.ones(N, bool), "split_index": 0}, r"--split-index chooses among masks"),
+    "mask choice": ({"val": np.ones((4, N), bool)}, r"holds 4 splits: choose one with `split_index`, 0 to 3"),
+    "mask index": ({"val": np.ones((4, N), bool), "split_index": 4}, r"`split_index=4` is none of 0\.\.3"),
+    "needless index": ({"val": np.ones(N, bool), "split_index": 0}, r"`split_index` chooses among masks"),
 }
 
 
@@ -200,7 +200,7 @@ def test_bad_node_tables(tmp_path: Path) -> None:
         ("id,f\na,1\nb,\n", {"x_cols": "f"}, r"n\.csv line 3 column f is NaN"),
         ("id,s\na,train\nb,trian\n", {"split": "s"}, r"n\.csv line 3: s is 'trian'"),
         ("name\na\nb\n", {}, r"no column 'id' for node ids: it has name"),
-        ("id\na\nb\n", {"x_cols": "f*"}, r"no column like 'f\*' for --x-cols: it has id"),
+        ("id\na\nb\n", {"x_cols": "f*"}, r"no column like 'f\*' for `x_cols`: it has id"),
         ("id,y\na,1\nb,1.5\n", {"label": "y"}, r"n\.csv line 3: label 1\.5 is no whole number"),
         ("id\na\nb\n", {"label": "y"}, r"no column 'y' for labels"),
     ]

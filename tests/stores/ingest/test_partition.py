@@ -153,12 +153,12 @@ def test_the_cut_is_counted_in_pieces(graph: tuple[int, list[tuple[int, int]]], 
 def test_how_many_parts_and_by_which_method(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [count_of("auto", n) for n in (3, 5000, 50_000, 10**9)] == [3, 16, 50, 2**15]
     assert count_of(7, 7) == 7
-    with pytest.raises(ConfigError, match="--parts 8: 7 nodes cannot"):
+    with pytest.raises(ConfigError, match="`parts=8`: 7 nodes cannot"):
         count_of(8, 7)
     assert method_of("auto", 1000, 10_000, 10**9) == "metis"
     assert method_of("auto", 1000, 10**8, 10**9) == "stream"
     assert method_of("stream", 1000, 10_000, 10**9) == "stream"
-    with pytest.raises(BudgetError, match=r"give --memory 8\.7GB, or use --partitioner stream"):
+    with pytest.raises(BudgetError, match=r"give `memory='8\.7GB'`, or use `partitioner='stream'`"):
         method_of("metis", 1000, 10**8, 10**9)
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     assert method_of("auto", 1000, 10_000, 10**9) == "stream"

@@ -147,12 +147,12 @@ def test_settings_that_do_not_fit(
     inputs: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = table_of(inputs, "given", np.arange(N))
-    with pytest.raises(ConfigError, match="--partitioner stream makes parts: say how many with --parts"):
+    with pytest.raises(ConfigError, match="`partitioner='stream'` makes parts: say how many with `parts`"):
         spec_of(inputs, tmp_path / "s.ooc", given, partitioner="stream")
     with pytest.raises(ValidationError):
         spec_of(inputs, tmp_path / "s.ooc", given, parts=0)
     done: list[str] = []
-    with pytest.raises(ConfigError, match="--parts 601: 600 nodes"):
+    with pytest.raises(ConfigError, match="`parts=601`: 600 nodes"):
         ingest(spec_of(inputs, tmp_path / "s.ooc", given, parts=601), lambda step, *_: done.append(step))
     spec = spec_of(inputs, tmp_path / "s.ooc", given, parts=6, partitioner="metis")
     with monkeypatch.context() as patch:

@@ -163,7 +163,7 @@ def test_a_truncated_gzip_is_said_to_be(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
 def test_data_taken_for_a_header_is_told_of(tmp_path: Path, duck: Duck, suffix: str) -> None:
-    sign, advice = {"csv": ",", "tsv": "\t"}[suffix], r", or pass --no-header if its first line is data$"
+    sign, advice = {"csv": ",", "tsv": "\t"}[suffix], r", or pass `header=False` if its first line is data$"
     for name, rows in {"a1": [("n036", "n048"), ("n1", "n2")], "a2": [("n5", "n6")], "b": [("n7", "n7")]}.items():
         (tmp_path / f"{name}.{suffix}").write_text("".join(f"{sign.join(row)}\n" for row in rows))
     table = open_table(duck, f"{tmp_path}/a1.{suffix}", tmp_path / "stage", None, ("src", "dst"))

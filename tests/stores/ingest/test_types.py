@@ -123,7 +123,7 @@ def test_bfloat16_refuses_or_counts_what_is_not_finite(given: dict[str, Any]) ->
 def test_a_feature_with_the_name_of_the_scales_is_refused(given: dict[str, Any]) -> None:
     for features in (["x=a.npy", "x_scale=b.npy"], ["x_scale=b.npy"]):
         more = {} if len(features) == 2 else {"nodes": "n.csv", "x_cols": "f"}
-        with pytest.raises(ConfigError, match="with --dtype int8 x's scales have that name"):
+        with pytest.raises(ConfigError, match="with `dtype='int8'` x's scales have that name"):
             IngestSpec(**given, features=features, dtype="int8", **more)
         IngestSpec(**given, features=features, **more)
 

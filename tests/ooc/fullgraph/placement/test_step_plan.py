@@ -132,7 +132,9 @@ def test_more_memory_never_makes_a_plan_slower(problem: tuple[Program, StepProfi
     assert after <= before
 
 
-@pytest.mark.parametrize(("device", "disk", "named"), [(30_000, 10**8, ("--memory",)), (100_000, 10**6, ("disk", "--memory"))])
+@pytest.mark.parametrize(
+    ("device", "disk", "named"), [(30_000, 10**8, ("more memory",)), (100_000, 10**6, ("disk", "more memory"))]
+)
 def test_what_does_not_fit_names_what_would_do(device: int, disk: int, named: tuple[str, ...]) -> None:
     program = chain([8, 16, 16, 4])
     known = profile(program, [3, 5])
@@ -143,7 +145,7 @@ def test_what_does_not_fit_names_what_would_do(device: int, disk: int, named: tu
     for each, word in zip(advice, named, strict=True):
         assert word in each
         more = int(1.01 * parse_bytes("".join(each.split(" ")[:2])))
-        more_memory = "--memory" in each
+        more_memory = "more memory" in each
         room = TierRoom(device + more * more_memory, 0, disk + more * (not more_memory))
         assert plan_step(program, known, room).seconds > 0
 

@@ -1,0 +1,93 @@
+"""Arguments of Python as settings of an ingest, an append or new splits: arrays and data frames become files."""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ooc.stores.errors import InputError
+from ooc.stores.ingest.arrays import save_arrays
+
+FileOrArray = str | Path | np.ndarray[Any, Any]
+Folder = Callable[[], Path]
+"""makes a temporary folder, the first time it is called"""
+
+
+@contextmanager
+def staged(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Fields of IngestSpec for arguments of `ooc.ingest`, without those that are None.
+
+    Arrays, tensors and data frames are in files until the block ends. Without any, no folder is made.
+    """
+    with ExitStack() as stack:
+        made: list[Path] = []
+
+        def folder() -> Path:
+            if not made:
+                made.append(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ooc-arrays-"))))
+            return made[0]
+
+        settings = {name: _as_setting(name, value, folder) for name, value in arguments.items()}
+        yield {name: value for name, value in settings.items() if value is not None}
+
+
+def joined(value: str | Sequence[Any]) -> str:
+    """A list as text: (0.6, 0.2, 0.2) is "0.6,0.2,0.2"."""
+    return value if isinstance(value, str) else ",".join(map(str, value))
+
+
+def _as_setting(name: str, value: Any, folder: Folder) -> Any:
+    if value is None:
+        return None
+    if name in ("features", "edge_features", "arg"):
+        return _as_pairs(name, value, folder)
+    if name in ("label", "x_cols", "one_hot", "codes", "random_split"):
+        return joined(value)
+    if name in ("edges", "nodes", "labels", "train", "val", "test"):
+        return str(_as_file(name, value, folder))
+    return value
+
+
+def _as_pairs(name: str, value: Any, folder: Folder) -> list[str]:
+    """NAME=VALUE texts of a mapping; others are such texts already."""
+    if not isinstance(value, Mapping):
+        return [value] if isinstance(value, str) else list(value)
+    if name == "arg":
+        return [f"{key}={each if isinstance(each, str) else json.dumps(each)}" for key, each in value.items()]
+    return [f"{key}={_as_file(f'{name}-{key}', each, folder)}" for key, each in value.items()]
+
+
+def _as_file(name: str, value: Any, folder: Folder) -> Any:
+    """The file of an argument: the user's own, or an npy or Parquet file of an array or a data frame."""
+    if isinstance(value, str | Path):
+        return value
+    if name in ("edges", "nodes") and hasattr(value, "__arrow_c_stream__"):
+        return _as_table(value, folder() / f"{name}.parquet")
+    if isinstance(value, list | tuple):
+        value = np.asarray(value)
+    elif hasattr(value, "to_numpy"):  # a column, or several, of pandas, Polars or PyArrow
+        value = value.to_numpy()
+    array: Any = value if isinstance(value, np.ndarray) and value.dtype.kind in "fiub" else None
+    if not isinstance(value, np.ndarray):
+        from ooc.pyg.data_arrays import as_array  # imports torch
+
+        array = as_array(value)
+    if array is None:
+        kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+        raise InputError(f"{name} is {kind}: give an array of numbers, a data frame or a path (words are columns of `nodes`)")
+    return save_arrays({name: array}, folder())[name]
+
+
+def _as_table(frame: Any, path: Path) -> Path:
+    """Write a data frame as Parquet, without pandas' index."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table(frame)
+    index = [column for column in table.column_names if column.startswith("__index_level_")]
+    pq.write_table(table.drop_columns(index), path)
+    return path
