@@ -414,6 +414,7 @@ def test_flags_in_messages_are_found(source: str) -> None:
 
 
 def test_the_command_line_shows_flags_in_place_of_arguments() -> None:
+    import ooc.cli.commands  # noqa: F401 - registers the verbs
     from ooc.cli.messages import name_flags
 
     shown = {

@@ -3,6 +3,10 @@
 import re
 from collections.abc import Mapping
 
+import typer
+
+from ooc.cli.app import app
+
 _OTHERS = {"num_parts": "--parts", "model_class": "--model", "store": "the argument STORE"}
 """arguments of Python that the command line has under other names"""
 _ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
@@ -33,11 +37,7 @@ def _plain(value: str) -> str:
 
 
 def _options() -> Mapping[str, str]:
-    """Argument -> option, of all verbs."""
-    import typer
-
-    from ooc.cli.commands import app
-
+    """Argument -> option, of all verbs that are registered."""
     verbs = getattr(typer.main.get_command(app), "commands", {}).values()
     options = (each for verb in verbs for each in verb.params if each.param_type_name == "option")
     return {each.name or "": each.opts[0] for each in options} | _OTHERS

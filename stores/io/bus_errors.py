@@ -94,7 +94,7 @@ def _install() -> None:
         return
     before = _Action()
     libc = ctypes.CDLL(None, use_errno=True)
-    engine, address = _compile(_handler(_table.ctypes.data, ctypes.addressof(before)))
+    engine, address = _compile(_Handler(_table.ctypes.data, ctypes.addressof(before)).module)
     action = _Action(address, flags=4 | 0x08000000)  # SA_SIGINFO, SA_ONSTACK
     _installed.extend([engine, before])
     libc.sigaction(signal.SIGBUS, ctypes.byref(action), ctypes.byref(before))
@@ -110,61 +110,79 @@ def _compile(module: ir.Module) -> tuple[Any, int]:
     return engine, engine.get_function_address("handle")
 
 
-def _handler(table: int, before: int) -> ir.Module:
-    """Return the code of the handler, `void handle(int number, siginfo_t *info, void *context)`.
+class _Handler:
+    """Writes the code of the handler, `void handle(int number, siginfo_t *info, void *context)`, into `module`.
 
     `table` and `before` are the addresses of the table and of the action to restore.
     """
-    module = ir.Module("bus_errors")
 
-    def external(name: str, *arguments: ir.Type) -> ir.Function:
-        return ir.Function(module, ir.FunctionType(_LONG, arguments), name)
+    def __init__(self, table: int, before: int) -> None:
+        self.module, self._table, self._before = ir.Module("bus_errors"), table, before
+        function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), (_INT, _LONG, _LONG)), "handle")
+        self._number, self._info, _ = function.args
+        names = ("first", "loop", "found", "zeros", "fatal", "following", "elsewhere", "done")
+        self._blocks = {name: function.append_basic_block(name) for name in names}
+        self._build = ir.IRBuilder(self._blocks["first"])
+        failed = self._build.load(self._place(self._info, _ADDRESS_AT // 8))
+        row = self._look_up(failed)
+        self._map_zeros(failed, row)
+        self._end_process(row)
+        self._hand_on()
+        self._at("done").ret_void()
 
-    handle = ir.Function(module, ir.FunctionType(ir.VoidType(), (_INT, _LONG, _LONG)), "handle")
-    number, info, _ = handle.args
-    first, loop, found, zeros, fatal, following, elsewhere, done = (
-        handle.append_basic_block(name)
-        for name in ("first", "loop", "found", "zeros", "fatal", "following", "elsewhere", "done")
-    )
-    build = ir.IRBuilder(first)
+    def _at(self, block: str) -> ir.IRBuilder:
+        """The builder, at the end of a block."""
+        self._build.position_at_end(self._blocks[block])
+        return self._build
 
-    def place(address: Any, field: int) -> Any:
-        return build.inttoptr(build.add(address, _LONG(8 * field)), _LONG.as_pointer())
+    def _place(self, address: Any, field: int) -> Any:
+        """Pointer to a field of the struct at an address."""
+        return self._build.inttoptr(self._build.add(address, _LONG(8 * field)), _LONG.as_pointer())
 
-    failed = build.load(place(info, _ADDRESS_AT // 8))
-    build.branch(loop)
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Call a function of the C library, which returns a long."""
+        kind = ir.FunctionType(_LONG, [each.type for each in arguments])
+        return self._build.call(ir.Function(self.module, kind, name), arguments)
 
-    build.position_at_end(loop)  # over the rows of the table
-    row = build.phi(_LONG)
-    row.add_incoming(_LONG(table), first)
-    inside = (build.icmp_signed(how, failed, build.load(place(row, at))) for how, at in ((">=", _FIRST), ("<", _END)))
-    build.cbranch(build.and_(*inside), found, following)
+    def _look_up(self, failed: Any) -> Any:
+        """The row of the table whose map has the address that failed, in the block "found"; "elsewhere" if none has."""
+        blocks, build = self._blocks, self._build
+        build.branch(blocks["loop"])
+        self._at("loop")
+        row = build.phi(_LONG)
+        row.add_incoming(_LONG(self._table), blocks["first"])
+        sides = ((">=", _FIRST), ("<", _END))
+        inside = (build.icmp_signed(how, failed, build.load(self._place(row, at))) for how, at in sides)
+        build.cbranch(build.and_(*inside), blocks["found"], blocks["following"])
+        self._at("following")
+        after = build.add(row, _LONG(_table.strides[0]))
+        row.add_incoming(after, blocks["following"])
+        end = _LONG(self._table + _table.nbytes)
+        build.cbranch(build.icmp_signed("<", after, end), blocks["loop"], blocks["elsewhere"])
+        self._at("found")
+        checked = build.load(self._place(row, _CHECKED))
+        build.cbranch(build.icmp_signed("!=", checked, _LONG(0)), blocks["zeros"], blocks["fatal"])
+        return row
 
-    build.position_at_end(following)
-    after = build.add(row, _LONG(_table.strides[0]))
-    row.add_incoming(after, following)
-    build.cbranch(build.icmp_signed("<", after, _LONG(table + _table.nbytes)), loop, elsewhere)
+    def _map_zeros(self, failed: Any, row: Any) -> None:
+        """Note the address for `check`, and put a page of zeros in place of the one that failed."""
+        build = self._at("zeros")
+        build.store(failed, self._place(row, _FAILED))
+        page = build.and_(failed, _LONG(-mmap.PAGESIZE))
+        how = (_INT(mmap.PROT_READ), _INT(_MAP), _INT(-1), _LONG(0))
+        mapped = self._call("mmap", page, _LONG(mmap.PAGESIZE), *how)
+        build.cbranch(build.icmp_signed("!=", mapped, _LONG(-1)), self._blocks["done"], self._blocks["fatal"])
 
-    build.position_at_end(found)
-    build.cbranch(build.icmp_signed("!=", build.load(place(row, _CHECKED)), _LONG(0)), zeros, fatal)
+    def _end_process(self, row: Any) -> None:
+        """Write the map's message and end the process."""
+        build = self._at("fatal")
+        message, length = build.load(self._place(row, _MESSAGE)), build.load(self._place(row, _LENGTH))
+        self._call("write", _INT(_STDERR), message, length)
+        self._call("_exit", _INT(_EXIT_CODE))
+        build.branch(self._blocks["done"])
 
-    build.position_at_end(zeros)
-    build.store(failed, place(row, _FAILED))
-    page = build.and_(failed, _LONG(-mmap.PAGESIZE))
-    mapper = external("mmap", _LONG, _LONG, _INT, _INT, _INT, _LONG)
-    mapped = build.call(mapper, (page, _LONG(mmap.PAGESIZE), _INT(mmap.PROT_READ), _INT(_MAP), _INT(-1), _LONG(0)))
-    build.cbranch(build.icmp_signed("!=", mapped, _LONG(-1)), done, fatal)
-
-    build.position_at_end(fatal)
-    message, length = build.load(place(row, _MESSAGE)), build.load(place(row, _LENGTH))
-    build.call(external("write", _INT, _LONG, _LONG), (_INT(_STDERR), message, length))
-    build.call(external("_exit", _INT), (_INT(_EXIT_CODE),))
-    build.branch(done)
-
-    build.position_at_end(elsewhere)  # the access is repeated, and handled as before
-    build.call(external("sigaction", _INT, _LONG, _LONG), (number, _LONG(before), _LONG(0)))
-    build.branch(done)
-
-    build.position_at_end(done)
-    build.ret_void()
-    return module
+    def _hand_on(self) -> None:
+        """Restore the action of before: the access is repeated, and handled by it."""
+        self._at("elsewhere")
+        self._call("sigaction", self._number, _LONG(self._before), _LONG(0))
+        self._build.branch(self._blocks["done"])

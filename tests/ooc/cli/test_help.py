@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import typer.main
 
-from ooc.cli.commands import TRAIN, app
+from ooc.cli.commands import app
 from ooc.cli.flags import APPEND, INGEST
 from ooc.cli.main import main
+from ooc.cli.train_verbs import TRAIN
 from ooc.config import topics
 from ooc.config.modes import classes
 

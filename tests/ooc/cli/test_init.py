@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ooc.cli.commands import TRAIN
 from ooc.cli.main import main
 from ooc.cli.template import template
+from ooc.cli.train_verbs import TRAIN
 from ooc.config.modes import applies, classes, load_config, suggested
 from tests.conftest import MakeStore
 

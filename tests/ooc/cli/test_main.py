@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from ooc.cli.commands import _left_out
 from ooc.cli.flags import INGEST, flags_of
 from ooc.cli.main import main
+from ooc.cli.store_verbs import _left_out
 from ooc.config.nodes import TrainConfig
 from ooc.stores.ingest import IngestSpec
 from ooc.training.watchers import LineWatcher

@@ -1,0 +1,223 @@
+"""The verbs that build, change, describe and check stores."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ooc.cli.app import STORES, StoreArgument, app, merge_appended
+from ooc.cli.flags import APPEND, INGEST, with_flags
+from ooc.cli.help import Verb, verb
+from ooc.cli.interrupted import RUN_AGAIN, WHOLE_OR_NOT, after_ctrl_c
+from ooc.cli.messages import name_flags
+from ooc.config import topics
+
+
+@app.command(
+    cls=verb(INGEST, topics.INGEST),
+    rich_help_panel=STORES,
+    epilog="""
+    ooc ingest cora.ooc --pyg Planetoid --arg root=data --arg name=Cora
+    ooc ingest papers.ooc --edges 'edges/*.parquet' --src src --dst dst --nodes nodes.parquet --id id \\
+        --label y --split split --x-cols 'f*' --memory 2GB
+    ooc ingest papers.ooc --edges edges.npy --num-nodes 40000 --features x=x.npy --labels y.npy --train train.npy
+    """,
+)
+@with_flags(INGEST, topics.INGEST)
+def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to write.")], **flags: Any) -> None:
+    """Build a store from edges, features, labels and splits, in bounded memory."""
+    from ooc.pyg.build_store import ingest as build
+    from ooc.training.watchers import StepBars
+
+    with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
+        result = build(out, **_given(flags), progress=bars)
+    left_out = "".join(f"; {_left_out(reason, count)} dropped" for reason, count in result.dropped.items() if count)
+    odd = f"; {result.non_finite:,} NaN or infinite values kept" if result.non_finite else ""
+    resumed = f"; resumed after: {', '.join(result.resumed)}" if result.resumed else ""
+    made = f"{result.num_nodes:,} nodes, {result.num_edges:,} edges in {result.seconds:.1f} s"
+    print(f"{result.path}: {made}{left_out}{odd}{resumed}")
+    if result.partition is not None:
+        print(f"  parts: {_parts(result.partition.model_dump())}")
+    for note in result.notes:
+        print(f"note: {name_flags(note)}")
+
+
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+def _parts(fields: dict[str, Any]) -> str:
+    """Describe a partition."""
+    cut = f"{fields['cut']:.1%} of the edges between parts, largest part {fields['balance']:.2f} times the mean"
+    return f"{fields['parts']:,} ({fields['method']}), {cut}"
+
+
+def _left_out(reason: str, count: int) -> str:
+    """Describe edges of a kind."""
+    one, many = {
+        "missing": ("edge with an empty or unknown endpoint", "edges with an empty or unknown endpoint"),
+        "self_loops": ("self-loop", "self-loops"),
+        "duplicates": ("duplicate edge", "duplicate edges"),
+    }[reason]
+    return f"{count:,} {one if count == 1 else many}"
+
+
+@app.command(
+    cls=verb(APPEND, topics.INGEST, short=False),
+    rich_help_panel=STORES,
+    epilog="""
+    ooc append papers.ooc --edges new.parquet
+    ooc append papers.ooc --edges new.parquet --nodes new_nodes.parquet --x-cols 'f*' --label y
+    """,
+)
+@with_flags(APPEND, topics.INGEST)
+def append(store: StoreArgument, **flags: Any) -> None:
+    """Add edges, nodes, or rows of existing nodes to a store, in one transaction."""
+    from ooc.pyg.change_store import append as add
+    from ooc.training.watchers import StepBars
+
+    with after_ctrl_c(WHOLE_OR_NOT), StepBars() as bars:
+        result = add(store, **_given(flags), progress=bars)
+    print(f"{store}: {_appended(asdict(result.appended))} appended in {result.seconds:.2f} s")
+    for note in result.notes:
+        print(f"note: {name_flags(note)}")
+
+
+def _appended(fields: dict[str, Any]) -> str:
+    """Describe what was appended."""
+    parts = [f"{fields['edges']:,} edges", f"{fields['nodes']:,} new nodes"]
+    parts += [f"{count:,} rows of {name}" for name, count in sorted(fields["rows"].items())]
+    return ", ".join(parts + [f"{_left_out(kind, fields[kind])} dropped" for kind in ("missing", "self_loops") if fields[kind]])
+
+
+@app.command(cls=Verb, rich_help_panel=STORES, epilog="ooc split papers.ooc --random-split 0.6,0.2,0.2 --seed 1")
+def split(
+    store: StoreArgument,
+    random_split: Annotated[str | None, typer.Option(metavar="SHARES", help="Shares of train, val and test.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random split.")] = 0,
+    train: Annotated[Path | None, typer.Option(help="npy file of the training nodes: rows or a boolean mask.")] = None,
+    val: Annotated[Path | None, typer.Option(help="The same for validation.")] = None,
+    test: Annotated[Path | None, typer.Option(help="The same for testing.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the splits that the store has.")] = False,
+) -> None:
+    """Give a store splits, at random among the labelled nodes or from files.
+
+    Runs that were trained on earlier splits are not resumed with the new ones.
+    """
+    from ooc.pyg.change_store import split as give
+
+    with after_ctrl_c(WHOLE_OR_NOT):
+        result = give(store, random_split, seed=seed, train=train, val=val, test=test, replace=replace)
+    print(f"{store}: " + ", ".join(f"{name} {count:,}" for name, count in result.sizes.items()) + " nodes")
+    for note in result.notes:
+        print(f"note: {name_flags(note)}")
+
+
+@app.command(cls=Verb, rich_help_panel=STORES, epilog="ooc compact papers.ooc")
+def compact(store: StoreArgument) -> None:
+    """Merge appended data into a store's arrays.
+
+    Open readers keep reading the old ones.
+    """
+    from ooc.stores.growth.compact import compact as fold
+    from ooc.training.watchers import StepBars
+
+    with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
+        result = fold(store, bars)
+    if not result.appends:
+        print(f"{store}: nothing was appended")
+        return
+    times = "once" if result.appends == 1 else f"{result.appends:,} times"
+    now = f"{result.manifest.num_nodes:,} nodes, {result.manifest.num_edges:,} edges"
+    print(f"{store}: {_appended(asdict(result.appended))}, appended {times}, merged; {now} in {result.seconds:.1f} s")
+
+
+@app.command(
+    cls=Verb,
+    rich_help_panel=STORES,
+    epilog="""
+    ooc info papers.ooc
+    ooc info papers.ooc --id paper_17
+    ooc info papers.ooc --json
+    """,
+)
+def info(
+    store: StoreArgument,
+    id: Annotated[str | None, typer.Option("--id", help="Look up the row of an external id.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Describe a store, or print the row of an external id."""
+    if id is not None:
+        from ooc.stores.dataset import Dataset
+
+        merge_appended(store, None)
+        with Dataset.open(store) as dataset:
+            print(dataset.row(id))
+        return
+    from ooc.stores.info import describe
+
+    fields = describe(store)
+    print(json.dumps(fields, indent=2, default=str) if as_json else "\n".join(_info_lines(fields)))
+
+
+def _info_lines(fields: dict[str, Any]) -> list[str]:
+    """Format the result of `describe`."""
+    from ooc.stores.sizes import format_bytes
+
+    lines = [
+        f"{fields['path']}: {fields['num_nodes']:,} nodes, {fields['num_edges']:,} edges, {format_bytes(fields['bytes'])}",
+        f"  task         {fields['task'] or 'none'}" + (f", {_classes(fields)}" if fields["num_classes"] else ""),
+        "  splits       " + (", ".join(f"{name} {count:,}" for name, count in fields["splits"].items()) or "none"),
+        f"  ids          {'external (ids.lmdb)' if fields['has_ids'] else 'rows'}",
+        f"  edges        {'undirected' if fields['undirected'] else 'directed'}, {'' if fields['weighted'] else 'un'}weighted, "
+        f"{'with' if fields['has_self_loops'] else 'without'} self-loops",
+        *([f"  parts        {_parts(fields['partition'])}"] if fields.get("partition") else []),
+        *([f"  events       {fields['time']['events']:,}, {_time(fields['time'])}"] if fields.get("time") else []),
+        *(["  order        by degree, the sources of most edges first"] if fields["order"] == "degree" else []),
+        *(
+            [f"  appended     {_appended(fields['appended'])}; not counted above, see `ooc compact`"]
+            if fields["appends"]
+            else []
+        ),
+        f"  format       {fields['format_version']}",
+        f"  fingerprint  {fields['fingerprint']}",
+        "  arrays",
+    ]
+    for name, array in fields["arrays"].items():
+        shape = " x ".join(f"{size:,}" for size in array["shape"])
+        lines.append(f"    {name:<24} {array['dtype']:<11} {shape:<20} {format_bytes(array['bytes'])}")
+    return lines
+
+
+def _classes(fields: dict[str, Any]) -> str:
+    """The number of classes and, if they have names, the first of these."""
+    names, what = fields["class_names"] or [], "labels" if fields["task"] == "multilabel" else "classes"
+    shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    return f"{fields['num_classes']} {what}" + (f": {shown}" if names else "")
+
+
+def _time(time: dict[str, Any]) -> str:
+    kind = "integers" if time["dtype"] == "int64" else "numbers"
+    event_order = "in the input's order" if time["sorted"] else "sorted by time"
+    return f"times are {kind} in {time['unit']}, {event_order}"
+
+
+@app.command(cls=Verb, rich_help_panel=STORES, epilog="ooc verify papers.ooc")
+def verify(store: StoreArgument) -> None:
+    """Check every chunk of a store against its checksum.
+
+    The exit code is 2 if one is damaged.
+    """
+    from ooc.stores.integrity import verify as check
+    from ooc.training.watchers import StepBars
+
+    with StepBars() as bars:
+        damages = check(store, lambda done, total: bars("verify", done, total, "bytes"))
+    for damage in damages:
+        print(f"ooc: error: {damage}", file=sys.stderr)
+    if damages:
+        raise typer.Exit(2)
+    print(f"{store}: no damage found")

@@ -1,0 +1,232 @@
+"""The verbs that train, plan, report and predict."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from ooc.cli.app import RUNS, StoreArgument, app, merge_appended
+from ooc.cli.flags import flags_of_modes, with_flags
+from ooc.cli.help import Verb, verb
+from ooc.cli.interrupted import RUN_AGAIN, after_ctrl_c
+from ooc.cli.messages import name_flags
+from ooc.config import topics
+from ooc.config.modes import class_of, classes, settings_of, suggested
+
+if TYPE_CHECKING:
+    from ooc.training.infer import WrittenRows
+
+TRAIN = flags_of_modes(classes(), without=("store", "out"), repeatable=("features",))
+PLAN = [flag for flag in TRAIN if flag.name != "plan"]
+TrainedStore = Annotated[Path | None, typer.Argument(metavar="STORE", help="The store to train on.", show_default=False)]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Import the model class that the run names: it runs code, so trust the run.")
+]
+
+
+@app.command(
+    cls=verb(TRAIN, topics.TRAIN),
+    rich_help_panel=RUNS,
+    epilog="""
+    ooc train papers.ooc --out runs/sage --fanout 10,10 --hidden 256 --epochs 5 --memory 2GB
+    ooc train papers.ooc --config run.toml --lr 0.001
+    ooc train --out runs/sage --resume --epochs 10
+    ooc train messages.ooc --mode events --model tgn
+    """,
+)
+@with_flags(TRAIN, topics.TRAIN)
+def train(
+    store: TrainedStore = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="PATH", help="Directory of the run; by default runs/STORE-1, -2, ...")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="TOML or JSON with any of these keys; flags override it.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUT from its last checkpoint.")] = False,
+    grown: Annotated[bool, typer.Option("--grown", help="With --resume: continue although the store has grown.")] = False,
+    allow_code: AllowCode = False,
+    **flags: Any,
+) -> None:
+    """Train a model on a store and write the results to OUT."""
+    settings = settings_of(config, {"store": store, "out": out, **flags}, resume, allow_code)
+
+    from ooc.training.watchers import terminal_watcher
+
+    merge_appended(settings.store, settings.memory)
+    from ooc.training.loop import train as run
+    from ooc.training.summary import score_lines
+
+    def continuing() -> str:
+        begun = settings.out.exists()
+        return f"`ooc train --out {settings.out} --resume` continues" if begun else "nothing was trained yet"
+
+    with after_ctrl_c(continuing):
+        watcher = terminal_watcher(names_run=out is None and not resume)
+        summary = run(settings, resume=resume, watcher=watcher, grown=grown)
+    steps = f"{settings.out}: {summary['total_steps']} steps; `ooc report {settings.out}` writes a report"
+    print(*map(name_flags, score_lines(summary)), steps, sep="\n")
+
+
+@app.command(
+    cls=Verb,
+    rich_help_panel=RUNS,
+    epilog="""
+    ooc init papers.ooc > run.toml
+    ooc init papers.ooc --mode history > run.toml
+    """,
+)
+def init(
+    store: StoreArgument,
+    mode: Annotated[
+        str | None,
+        typer.Option("--mode", metavar="MODE", help="The mode of `ooc train`; by default sampled, or events without labels."),
+    ] = None,
+) -> None:
+    """Print a configuration with comments, for `ooc train --config`."""
+    from ooc.cli.template import template
+    from ooc.stores.manifest import arrays_of, read_manifest
+
+    manifest = read_manifest(arrays_of(store))
+    chosen = mode or suggested(manifest.task is not None, manifest.time is not None)
+    class_of({"mode": chosen})
+    splits = ", ".join(manifest.node_type().splits) or "none"
+    about = (
+        f"{store}: {manifest.num_nodes:,} nodes, {manifest.num_edges:,} edges; task {manifest.task or 'none'}; splits {splits}"
+    )
+    print(template(store, chosen, {flag.name: flag for flag in TRAIN}, about), end="")
+
+
+@app.command(
+    cls=verb(PLAN, topics.TRAIN),
+    rich_help_panel=RUNS,
+    epilog="""
+    ooc plan papers.ooc --memory 2GB
+    ooc plan papers.ooc --mode sampled --fanout 10,10 --hidden 256 --memory 2GB
+    """,
+)
+@with_flags(PLAN, topics.TRAIN)
+def plan(
+    store: TrainedStore = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="TOML or JSON with any of these keys.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    **flags: Any,
+) -> None:
+    """Predict memory, time and bottleneck of `ooc train` with the same options.
+
+    Without --mode, all modes are tried briefly and compared, and the recommended one is planned.
+    """
+    from ooc.training.registry import mode_of
+
+    settings = settings_of(config, {"store": store, **flags})
+    mode_of(settings).planned(settings)  # a mode without a plan is refused before the store is merged
+    merge_appended(settings.store, settings.memory)
+    from ooc.training.verbs import plan_of
+
+    result = plan_of(settings)
+    if as_json:
+        print(json.dumps(result.asdict(), indent=2))
+        return
+    from rich.console import Console
+
+    from ooc.report.tables import compared, tables
+
+    console = Console(highlight=False)
+    if (choice := getattr(result, "choice", None)) is not None:
+        console.print(compared(choice))
+        refused = [f"{each.mode} is not possible: {name_flags(each.fix)}" for each in choice.candidates if each.fix is not None]
+        command = f"  ooc train {settings.store} {choice.best.flags}"
+        console.print("\n".join([*refused, choice.reason, command]), markup=False, soft_wrap=True)
+    for each in tables(result):
+        console.print(each)
+
+
+@app.command(cls=Verb, rich_help_panel=RUNS, epilog="ooc report runs/sage")
+def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")]) -> None:
+    """Write RUN/report.html: curves, stage times, memory and I/O."""
+    from ooc.report.page import write_report
+
+    print(write_report(run))
+
+
+CheckpointOption = Annotated[Path, typer.Option("--checkpoint", metavar="RUN", help="Directory of a run of `ooc train`.")]
+MemoryOption = Annotated[str | None, typer.Option("--memory", help="Memory for the process, such as 2GB.")]
+EngineOption = Annotated[str, typer.Option("--engine", help="How rows are read: auto, uring, pread or mmap.")]
+VerifyReadsOption = Annotated[
+    bool, typer.Option("--verify-reads", help="Compare every chunk with its checksum before rows are read from it.")
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", metavar="CLASS", help="The run's own class, package.module:Class: agrees to import it.")
+]
+
+
+@app.command(
+    cls=Verb, rich_help_panel=RUNS, epilog="ooc infer papers.ooc --checkpoint runs/sage --out predictions.parquet --memory 2GB"
+)
+def infer(
+    store: StoreArgument,
+    checkpoint: CheckpointOption,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="PATH", help="The Parquet or CSV file to write: id, class, probabilities.")
+    ],
+    memory: MemoryOption = None,
+    engine: EngineOption = "auto",
+    model: ModelOption = None,
+    allow_code: AllowCode = False,
+    verify_reads: VerifyReadsOption = False,
+) -> None:
+    """Predict the class of every node, exactly.
+
+    The model is computed layer by layer, in bounded memory. After a crash, run the command again to continue.
+    """
+    result = _layer_by_layer(
+        "infer",
+        checkpoint,
+        store,
+        out,
+        memory=memory,
+        engine=engine,
+        model_class=model,
+        allow_code=allow_code,
+        verify_reads=verify_reads,
+    )
+    print(f"{result.path}: {result.rows:,} nodes, {result.columns} model outputs; {result.moved}")
+
+
+@app.command(
+    cls=Verb, rich_help_panel=RUNS, epilog="ooc embed papers.ooc --checkpoint runs/sage --out embeddings.zarr --layer 1"
+)
+def embed(
+    store: StoreArgument,
+    checkpoint: CheckpointOption,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="PATH", help="The Zarr group to write; the embeddings are its array x.")
+    ],
+    layer: Annotated[int | None, typer.Option("--layer", help="Layer number, from 1; by default the last but one.")] = None,
+    memory: MemoryOption = None,
+    engine: EngineOption = "auto",
+    model: ModelOption = None,
+    allow_code: AllowCode = False,
+    verify_reads: VerifyReadsOption = False,
+) -> None:
+    """Write a layer's output for every node as a Zarr array.
+
+    The model is computed layer by layer, in bounded memory. After a crash, run the command again to continue.
+    """
+    agreed: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads}
+    result = _layer_by_layer("embed", checkpoint, store, out, memory=memory, engine=engine, layer=layer, **agreed)
+    print(f"{result.path}/x: {result.rows:,} nodes x {result.columns}; {result.moved}")
+
+
+def _layer_by_layer(verb: str, run: Path, store: Path, out: Path, **settings: Any) -> "WrittenRows":
+    """Carry out a verb of `ooc.training.infer`, with progress."""
+    from ooc.training import infer as verbs
+    from ooc.training.watchers import StepBars
+
+    merge_appended(store, settings["memory"])
+    with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
+        settings["progress"] = lambda what, done, total: bars(what, done, total, "nodes")
+        return cast("WrittenRows", getattr(verbs, verb)(run, store, out, **settings))
