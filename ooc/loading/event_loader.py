@@ -17,7 +17,7 @@ import torch
 from torch_geometric.data import TemporalData
 
 from ooc.graph.relabel import RelabelTable
-from ooc.loading.arguments import check_pyg_arguments, dataset_of, renamed
+from ooc.loading.arguments import check_pyg_arguments, dataset_of, fanout_of, renamed
 from ooc.loading.base import EpochLoader
 from ooc.loading.collate import Gather
 from ooc.loading.ranks import ranks, share_of
@@ -192,14 +192,14 @@ class EventLoader(TemporalLoader):
         data = dataset_of(data)
         common: dict[str, Any] = {"transform": transform, "device": device, "budget": budget}
         super().__init__(data, columns, FIELDS, features=features, prefetch=prefetch, **common)
-        if batch_size < 1:
-            raise ConfigError(f"batch_size is 1 or more, not {batch_size}")
+        if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+            raise ConfigError(f"batch_size is a whole number, 1 or more, not {batch_size!r}")
         self._begin, self._end = span_of(data.events, events)
         self._batch_size, self._whole_times, self._shared = batch_size, whole_times, shared
         self._negatives, self._beside = negatives, beside
         self._seed, *_, self._seed_drawn = share_of(seed, 0, 1)
         slots = TemporalIndex.of(data, self.budget.memory)
-        self._sampler = TemporalSampler(data.graph, list(num_neighbors), temporal_strategy, self._max_bytes, slots=slots)
+        self._sampler = TemporalSampler(data.graph, fanout_of(num_neighbors), temporal_strategy, self._max_bytes, slots=slots)
         self._start_at(Cursor(0, self._begin))
 
     def __len__(self) -> int:

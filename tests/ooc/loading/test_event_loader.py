@@ -191,6 +191,10 @@ def test_goes_on_where_it_stood(store: Path) -> None:
                 assert torch.equal(getattr(a, name), getattr(b, name)), name
         with pytest.raises(ConfigError, match="batch_size was 25 and is 26 now"):
             ooc.EventLoader(ds, 26, temporal_strategy="uniform", num_neighbors=[2]).load_state_dict(loader.state_dict())
+        wrong: tuple[dict[str, Any], ...] = {"batch_size": 2.5}, {"batch_size": "a"}, {"num_neighbors": 3}
+        for given in wrong:
+            with pytest.raises(ConfigError, match=f"{next(iter(given))} (is a whole number|must be a list)"):
+                ooc.EventLoader(ds, **given)
         one = iter(make())
         next(one)
         one.close()

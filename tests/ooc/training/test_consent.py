@@ -161,8 +161,13 @@ def test_an_array_is_not_unpickled(stranger: tuple[Path, Path, Path], capsys: py
 
 def test_a_report_shows_text_as_text(stranger: tuple[Path, Path, Path]) -> None:
     _, run, _ = stranger
-    edit(run, monitor="<script>alert(1)</script>", model="<img src=x onerror=alert(1)>")
-    main(["report", str(run)])
-    page = (run / "report.html").read_text() if (run / "report.html").exists() else ""
+    summary = json.loads((run / "summary.json").read_text())
+    config = {**summary["config"], "model": "<img src=x onerror=alert(1)>"}
+    text = {**summary, "config": config, "monitor": "<script>alert(1)</script>"}
+    (run / "summary.json").write_text(json.dumps(text))
+    assert main(["report", str(run)]) == 0
+    page = (run / "report.html").read_text()
+    assert "&lt;script&gt;alert(1)" in page
+    assert "&lt;img src=x" in page
     assert "<script>alert(1)" not in page
     assert "<img src=x" not in page
