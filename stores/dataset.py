@@ -133,6 +133,14 @@ class Dataset:
         dataset._replaced = {name: f"{encodings[name].digest}{rows[name].shape}" for name in sorted(features or {})}
         return dataset
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of `open` that were given, by name: memory, engine, in_memory, features, verify_reads."""
+        features = {name: str(path) for name, path in (self._opened["features"] or {}).items()}
+        engine = None if self.engine == "auto" else self.engine
+        given = {**self._opened, "features": features, "engine": engine, "float_features": None}
+        return {name: value for name, value in given.items() if value}
+
     @cached_property
     def process_memory(self) -> ProcessMemory:
         """What its loaders divide, measured once by the first; a later one does not count the batches of earlier ones."""
@@ -386,6 +394,10 @@ class Dataset:
     def __reduce__(self) -> Any:
         """A pickled data set is opened again where it is unpickled, with the same settings (`torch.multiprocessing.spawn`)."""
         return _reopened, (type(self), self.path.absolute(), self._opened)
+
+    def __fspath__(self) -> str:
+        """The store's path: a data set may be given where a path is, as in `ooc.verify(ds)`."""
+        return str(self.path)
 
     def __enter__(self) -> Self:
         return self

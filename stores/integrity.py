@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
 import google_crc32c
@@ -42,7 +43,7 @@ class Damage:
         return f"{self.array}{where}: {self.message}"
 
 
-def verify(path: Path | str, progress: Progress | None = None) -> list[Damage]:
+def verify(path: str | PathLike[str], progress: Progress | None = None) -> list[Damage]:
     """Check every chunk of a store against its checksum.
 
     Contiguous arrays are compared with `checksums/`; arrays written by others are decoded. Needs memory for one chunk.
@@ -61,7 +62,8 @@ def verify(path: Path | str, progress: Progress | None = None) -> list[Damage]:
     ...     print(damage)
     """
     tidy(Path(path))
-    path, store = arrays_of(path), Path(path)
+    store = Path(path)
+    path = arrays_of(store)
     manifest = read_manifest(path)
     expected = expected_rows(manifest)
     changed = damaged_metadata(path)

@@ -160,6 +160,37 @@ def test_a_live_module_is_inferred_without_its_features_in_memory(make_store: Ma
             ooc.infer(lambda x: x, ds)  # type: ignore[arg-type]
 
 
+def test_a_data_set_is_taken_where_a_path_is(make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is opened again as it was; what is given beside it comes first."""
+    np.save(tmp_path / "edges.npy", np.array([[0], [1]]))
+    with ooc.open(make_store(), memory="4GB", engine="pread") as ds:
+        assert ooc.verify(ds) == []
+        done = ooc.train(store=ds, out=tmp_path / "run", epochs=1, progress=True, **{**SMALL, "engine": "mmap"})
+        assert {name: done["config"][name] for name in ("store", "memory", "engine", "in_memory")} == {
+            "store": str(ds.path),
+            "memory": "4GB",
+            "engine": "mmap",
+            "in_memory": False,
+        }
+        assert "epoch 1/1: loss" in capsys.readouterr().err
+        assert ooc.append(ds, edges=np.array([[0], [1]])).appended.edges == 1
+        assert "manifest" not in repr(ooc.compact(ds))
+        assert ooc.split(ds, (1.0, 0.0, 0.0), replace=True).sizes == {"train": 50}
+        for config in (ds, ds.path):
+            with pytest.raises(ooc.ConfigError, match=r"is a directory, not a configuration .*: a store is given as `store`"):
+                ooc.train(config, model="gcn")
+
+
+def test_a_plan_is_shown_in_one_line(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ooc.training.loop.PLAN_SECONDS", 0.1)
+    store = make_store()
+    for settings in ({"mode": "sampled", **SMALL}, {"mode": "full", "hidden": 8, "memory": "4GB"}):
+        found = ooc.plan(store=store, **settings)
+        assert repr(found) == f"{type(found).__name__}({found})"
+        assert " s an epoch, " in str(found)
+        assert len(repr(found)) < 400
+
+
 def test_the_old_module_of_that_name_is_gone() -> None:
     """`ooc.train` is a function now."""
     assert "No module named 'ooc.train'" in python("-c", "import ooc.train").stderr

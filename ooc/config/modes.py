@@ -82,12 +82,14 @@ def settings_of(
         ConfigError: As `load_config`; with `resume`, if there is no `out`.
     """
     flags = {name: value for name, value in given.items() if value is not None}
-    if config is not None and not isinstance(config, Path | str):
+    if isinstance(config, RunConfig):
         if not flags:
             return config
         values = {name: getattr(config, name) for name in config.model_fields_set}
         return load_config(None, {"mode": config.mode, **values, **flags})
     path = None if config is None else Path(config)
+    if path is not None and path.is_dir():
+        raise ConfigError(f"{path} is a directory, not a configuration in TOML or JSON: a store is given as `store`")
     base: Mapping[str, Any] = {}
     if resume:
         out = flags.get("out") or (read_config(path).get("out") if path else None)

@@ -77,7 +77,7 @@ class Prediction:
     beforehand_seconds: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A run's memory, what it will take, and what to change; frozen, printed by `ooc plan`, JSON by `asdict`.
 
@@ -107,6 +107,9 @@ class Plan:
             parts.append(f"histories {moved[0]} read, {moved[1]} written")
         parts.insert(0, f"{found.seconds_per_epoch:.3g} s an epoch, peak {format_bytes(found.peak_rss_bytes)}")
         return "; ".join([", ".join(parts), self.advice])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self})"
 
     def asdict(self) -> dict[str, Any]:
         found = asdict(replace(self, choice=None))

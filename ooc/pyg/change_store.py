@@ -1,6 +1,7 @@
 """Changing stores from Python: `ooc.append` and `ooc.split`."""
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from ooc.stores.ingest.spec import parse_shares
 
 
 def append(
-    store: Path | str,
+    store: str | PathLike[str],
     *,
     edges: Any = None,
     src: str = "src",
@@ -44,7 +45,7 @@ def append(
     Time and disk space are proportional to what is added. Killed, it has no effect. `ooc.compact` merges what was added.
 
     Args:
-        store: The store's path.
+        store: The store's path, or a data set.
         edges: New edges: files (a glob), an integer array [2, E] or [E, 2], or a data frame, as of `ooc.ingest`.
         src, dst, weight, time: Columns of the edges. time_unit: Of numeric times; None: that of the store.
         edge_features: Name -> column patterns of the edge table, npy files, or an array [E] or [E, F].
@@ -74,7 +75,7 @@ def append(
 
 
 def split(
-    store: Path | str,
+    store: str | PathLike[str],
     random_split: str | Sequence[float] | None = None,
     *,
     seed: int = 0,
@@ -88,7 +89,7 @@ def split(
     Open data sets keep the splits they have. A run that was trained on earlier splits is not resumed with the new ones.
 
     Args:
-        store: The store's path.
+        store: The store's path, or a data set.
         random_split: Shares of train, val and test, such as (0.6, 0.2, 0.2), drawn among the labelled nodes (among all nodes of
             a store without labels). The sizes are exact.
         seed: Seed of the random split.
@@ -112,4 +113,4 @@ def split(
         raise ConfigError("`seed` is that of a random split: give `random_split` too")
     shares = None if random_split is None else parse_shares(joined(random_split))
     with staged({"train": train, "val": val, "test": test}) as files:
-        return resplit(store, shares, files, seed, replace)
+        return resplit(Path(store), shares, files, seed, replace)

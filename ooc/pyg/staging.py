@@ -1,7 +1,6 @@
 """Arguments of Python as settings of an ingest, an append or new splits: arrays and data frames become files."""
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 
 from ooc.stores.errors import InputError
 from ooc.stores.ingest.arrays import save_arrays
+from ooc.stores.io.working import scratch_folder
 
 FileOrArray = str | Path | np.ndarray[Any, Any]
 Folder = Callable[[], Path]
@@ -28,7 +28,7 @@ def staged(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
         def folder() -> Path:
             if not made:
-                made.append(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ooc-arrays-"))))
+                made.append(stack.enter_context(scratch_folder(None, "ooc-arrays")))
             return made[0]
 
         settings = {name: _as_setting(name, value, folder) for name, value in arguments.items()}

@@ -78,6 +78,13 @@ class FullPlan:
     program: Program
     step: StepPlan
 
+    def __str__(self) -> str:
+        """The prediction in one line."""
+        return str(self.step)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self})"
+
     def asdict(self) -> dict[str, Any]:
         return self.step.asdict()
 

@@ -9,11 +9,13 @@ from ooc.config.base import RunConfig
 from ooc.config.modes import settings_of
 from ooc.config.nodes import TrainConfig
 from ooc.planning.run_plan import Plan
+from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.training import loop
 from ooc.training.callbacks import Callback
 from ooc.training.compare_modes import compare
 from ooc.training.full_mode import FullPlan
+from ooc.training.watchers import terminal_watcher
 
 
 def train(
@@ -23,6 +25,7 @@ def train(
     grown: bool = False,
     callbacks: Sequence[Callback] = (),
     allow_code: bool = False,
+    progress: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
     """Train a model on a store and write the run's files.
@@ -34,8 +37,10 @@ def train(
         callbacks: Follow the run, besides the loggers of `log`; see `Callback`.
         allow_code: With `resume` and without `config` and `model`: import the model class that the run names, because you
             trust the run.
+        progress: Show the progress as the command line does: bars on a terminal, lines elsewhere.
         settings: Settings by name, such as `store`, `out`, `mode`, `model`, `fanout`, `epochs`, `memory`; they override
-            `config`. The flags of `ooc train` have the same names. Without `out`, the run is runs/STORE-1, -2, ...
+            `config`. The flags of `ooc train` have the same names. Without `out`, the run is runs/STORE-1, -2, ... `store` is a
+            path, or a data set, which is opened again; without `config` with the settings of its `ooc.open`.
 
     Returns:
         The summary, as in OUT/summary.json: `metrics` (split -> scores), `config`, times, bytes and memory.
@@ -52,7 +57,9 @@ def train(
     wrong = [each for each in callbacks if not isinstance(each, Callback)] if isinstance(callbacks, Sequence) else [callbacks]
     if wrong:
         raise ConfigError(f"callbacks must be a list of objects of ooc.Callback, not of {type(wrong[0]).__name__}")
-    return loop.train(settings_of(config, settings, resume, allow_code), resume=resume, grown=grown, callbacks=callbacks)
+    found = settings_of(config, _with_path(settings, config is None), resume, allow_code)
+    watcher = terminal_watcher() if progress else None
+    return loop.train(found, resume=resume, watcher=watcher, grown=grown, callbacks=callbacks)
 
 
 def plan(config: RunConfig | Path | str | None = None, **settings: Any) -> Plan | FullPlan:
@@ -72,7 +79,15 @@ def plan(config: RunConfig | Path | str | None = None, **settings: Any) -> Plan 
 
     >>> ooc.plan(store="papers.ooc", mode="sampled", memory="2GB").prediction.seconds_per_epoch
     """
-    return plan_of(settings_of(config, settings))
+    return plan_of(settings_of(config, _with_path(settings, config is None)))
+
+
+def _with_path(settings: dict[str, Any], alone: bool) -> dict[str, Any]:
+    """Settings whose store may be a data set: then its path and, if there is no configuration (`alone`), how it was opened."""
+    store = settings.get("store")
+    if not isinstance(store, Dataset):
+        return settings
+    return {**(store.settings if alone else {}), **settings, "store": store.path}
 
 
 def plan_of(config: RunConfig) -> Plan | FullPlan:

@@ -1,7 +1,8 @@
 """`compact`: writes a new version of a store's arrays that includes appended data."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 
 from ooc.stores.growth.delta import Appended, reading, remove
@@ -21,11 +22,11 @@ class Compacted:
     appends: int
     """number of appends merged"""
     appended: Appended
-    manifest: Manifest
+    manifest: Manifest = field(repr=False)
     seconds: float
 
 
-def compact(path: Path | str, progress: Progress = silent) -> Compacted:
+def compact(path: str | PathLike[str], progress: Progress = silent) -> Compacted:
     """Merge everything appended to the store at `path` into a new version of its arrays, and make that the current one.
 
     Open readers continue to read the old version, which is removed when unused (possibly by a later append or compaction).
