@@ -138,7 +138,8 @@ def class_weights(setting: str | list[float], task: str, num_classes: int, label
 
 def _metrics(task: str, num_classes: int) -> tuple[MetricCollection, MetricCollection]:
     """Return the metrics of predicted labels, and the exact per-class ranking metrics."""
-    options: dict[str, Any] = {"validate_args": False}
+    # A run has all nodes, also where the program that calls it has a process group: nothing is gathered from other ranks.
+    options: dict[str, Any] = {"validate_args": False, "sync_on_compute": False}
     if task != "binary":
         options["num_classes" if task == "multiclass" else "num_labels"] = num_classes
     if task == "multilabel":

@@ -1,16 +1,12 @@
 """Seeds and shares of loaders that were given none: torch's generator and process group."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import distributed
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch_geometric.nn import GraphSAGE
 
 import ooc
@@ -18,19 +14,10 @@ from ooc.sampling.negatives import RandomNegatives
 from ooc.stores.errors import ConfigError
 from tests.conftest import MakeStore
 from tests.ooc.batches import same
+from tests.ooc.process_groups import process_group
 from tests.ooc.temporal_stores import Edges
 
 N = 60
-
-
-@contextmanager
-def process_group(rank: int, size: int = 2) -> Iterator[None]:
-    """torch's process group as rank `rank` has it; nothing is ever sent."""
-    distributed.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
-    try:
-        yield
-    finally:
-        distributed.destroy_process_group()
 
 
 def seeds_of(loader: Any) -> list[int]:

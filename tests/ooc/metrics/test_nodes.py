@@ -7,6 +7,7 @@ import torch
 from ooc.metrics import nodes as metrics
 from ooc.metrics.nodes import Loss, Scores, class_weights, metric_names
 from ooc.stores.errors import ConfigError
+from tests.ooc.process_groups import process_group
 
 RNG = np.random.default_rng(0)
 
@@ -213,3 +214,16 @@ def test_a_model_that_gives_nan_is_scored(task: str, exact: int, monkeypatch: py
     found = in_batches(Scores(task, 3, 40), logits, labels)
     assert found["loss"] is None
     assert 0 < (found["auroc"] or 0) < 1
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_scores_are_those_of_this_process_in_a_process_group(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(*_: object, **__: object) -> None:
+        raise AssertionError("the other ranks may score nothing now")
+
+    monkeypatch.setattr("torch.distributed.barrier", waits)
+    logits = RNG.standard_normal((40, 1 if task == "binary" else 3)).astype(np.float32)
+    labels = RNG.integers(0, 2, (40, 3)) if task == "multilabel" else np.arange(40) % 2
+    alone = in_batches(Scores(task, 3, 40), logits, labels)
+    with process_group(1):
+        assert in_batches(Scores(task, 3, 40), logits, labels) == alone
