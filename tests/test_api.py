@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch_geometric.data import Data
 
 import ooc
 from tests.conftest import MakeStore
@@ -179,6 +180,24 @@ def test_a_data_set_is_taken_where_a_path_is(make_store: MakeStore, tmp_path: Pa
         for config in (ds, ds.path):
             with pytest.raises(ooc.ConfigError, match=r"is a directory, not a configuration .*: a store is given as `store`"):
                 ooc.train(config, model="gcn")
+
+
+def test_what_is_no_store_or_layer_is_refused_in_a_line(make_store: MakeStore, tmp_path: Path) -> None:
+    graph, store = Data(x=torch.zeros(2, 3), edge_index=torch.zeros(2, 1, dtype=torch.long)), make_store()
+    model = ooc.build_model("gcn", 8, 8, 3, num_layers=2)
+    for call in (lambda: ooc.train(store=graph), lambda: ooc.plan(store=graph), lambda: ooc.infer(model, graph)):
+        with pytest.raises(ooc.ConfigError, match=r"store is a Data in memory: make a store of it once, ds = ooc.from_data"):
+            call()
+    with pytest.raises(ooc.ConfigError, match=r"store must be a data set .* not int"):
+        ooc.embed(model, 3)  # type: ignore[call-overload]
+    for layer in ("last", 1.5, -1):
+        with pytest.raises(ooc.ConfigError, match=f"`layer={layer!r}`: the model has layers 1 to 2"):
+            ooc.embed(model, store, layer=layer)  # type: ignore[call-overload]
+    with pytest.raises(ooc.ConfigError, match=r"random_split='0.5'`: give the shares"):
+        ooc.split(store, 0.5, replace=True)  # type: ignore[arg-type]
+    (tmp_path / "run.toml").write_text(f'store = "{store}"\nlr = 0.5\n')
+    assert ooc.load_config(f"{tmp_path}/run.toml").lr == 0.5
+    assert "digest" not in repr(ooc.append(store, edges=np.array([[0], [1]])))
 
 
 def test_a_plan_is_shown_in_one_line(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:

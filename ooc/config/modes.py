@@ -5,6 +5,7 @@ import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 from ooc.config.base import RunConfig, parse, read_config, saved_config
@@ -100,7 +101,10 @@ def settings_of(
 
 
 def load_config(
-    path: Path | None, overrides: Mapping[str, Any], base: Mapping[str, Any] | None = None, allow_code: bool = False
+    path: Path | str | None,
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+    base: Mapping[str, Any] | None = None,
+    allow_code: bool = False,
 ) -> RunConfig:
     """Load the configuration in the file `path` (JSON by its suffix, else TOML), overridden by flags (None means not given).
 
@@ -119,7 +123,7 @@ def load_config(
     0.02
     """
     flags = {key: value for key, value in overrides.items() if value is not None}
-    own = {**(read_config(path) if path else {}), **flags}
+    own = {**(read_config(Path(path)) if path else {}), **flags}
     values = {**(base or {}), **own}
     where = f"{path}: " if path else ""
     if base and values.get("model") == base.get("model"):  # another one is refused as a difference

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal, Protocol
 
+import numpy as np
 from torch import nn
 
 from ooc.layerwise.full_neighbor_pass import FullNeighborPass
@@ -61,13 +62,13 @@ def exact_pass(
     if not has_layers(model):
         if layer not in (None, "hidden"):
             raise ConfigError(
-                f"`layer={layer}`: {type(model).__name__} has its own forward, and only its result can be computed for all "
+                f"`layer={layer!r}`: {type(model).__name__} has its own forward, and only its result can be computed for all "
                 "nodes: leave the layer out"
             )
         return FullNeighborPass(model, dataset, folder, num_layers=num_layers, engine=engine, budget=budget)
     if layer is not None:
         layers = len(parts_of(model)[1])
         layer = max(1, layers - 1) if layer == "hidden" else layer
-        if not 1 <= layer <= layers:
-            raise ConfigError(f"`layer={layer}`: the model has layers 1 to {layers}; without it, the last but one is taken")
+        if not isinstance(layer, int | np.integer) or not 1 <= layer <= layers:
+            raise ConfigError(f"`layer={layer!r}`: the model has layers 1 to {layers}; without it, the last but one is taken")
     return LayerwisePass(model, dataset, folder, upto=layer, engine=engine, memory=memory, budget=budget)

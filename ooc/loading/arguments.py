@@ -62,15 +62,19 @@ def dataset_of(data: Any) -> Dataset:
 
     Raises ConfigError for a graph in memory, and for anything else.
     """
-    if isinstance(data, str | os.PathLike):
-        return Dataset.open(os.fspath(data))
-    if isinstance(data, Dataset):
-        return data
-    if isinstance(data, BaseData):
+    check_store(data, "data")
+    return data if isinstance(data, Dataset) else Dataset.open(os.fspath(data))
+
+
+def check_store(store: Any, name: str) -> None:
+    """Raise ConfigError for the argument `name` unless it is a data set or a path."""
+    if isinstance(store, BaseData):
+        kind = type(store).__name__
         raise ConfigError(
-            f"data is a {type(data).__name__} in memory: make a store of it once, ds = ooc.from_data(data, PATH), and load that"
+            f"{name} is a {kind} in memory: make a store of it once, ds = ooc.from_data(data, PATH), and load that"
         )
-    raise ConfigError(f"data must be a data set (ooc.open) or the path of a store, not {type(data).__name__}")
+    if not isinstance(store, str | os.PathLike):  # a data set is path-like
+        raise ConfigError(f"{name} must be a data set (ooc.open) or the path of a store, not {type(store).__name__}")
 
 
 def renamed(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

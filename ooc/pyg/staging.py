@@ -1,7 +1,7 @@
 """Arguments of Python as settings of an ingest, an append or new splits: arrays and data frames become files."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,9 @@ def staged(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {name: value for name, value in settings.items() if value is not None}
 
 
-def joined(value: str | Sequence[Any]) -> str:
-    """A list as text: (0.6, 0.2, 0.2) is "0.6,0.2,0.2"."""
-    return value if isinstance(value, str) else ",".join(map(str, value))
+def joined(value: str | Iterable[Any]) -> str:
+    """A list as text: (0.6, 0.2, 0.2) is "0.6,0.2,0.2"; another value as it is written."""
+    return str(value) if isinstance(value, str) or not isinstance(value, Iterable) else ",".join(map(str, value))
 
 
 def _as_setting(name: str, value: Any, folder: Folder) -> Any:

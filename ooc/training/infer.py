@@ -25,6 +25,7 @@ from ooc.config.nodes import NodeConfig
 from ooc.layerwise.exact_pass import ExactPass, exact_pass
 from ooc.layerwise.layerwise_pass import Progress
 from ooc.layerwise.shape import has_layers
+from ooc.loading.arguments import check_store
 from ooc.metrics.nodes import out_channels
 from ooc.models.pyg_models import degree_histogram
 from ooc.models.user_models import find_class
@@ -285,6 +286,9 @@ class _Work:
             return read_manifest(_config(Path(self.model)).store).class_names
         except OocError:
             return dataset.class_names
+
+    def __post_init__(self) -> None:
+        check_store(self.store, "store")
 
     def _dataset(self, float_features: bool) -> Any:
         if not isinstance(self.store, Dataset):

@@ -8,6 +8,7 @@ from typing import Any, cast
 from ooc.config.base import RunConfig
 from ooc.config.modes import settings_of
 from ooc.config.nodes import TrainConfig
+from ooc.loading.arguments import check_store
 from ooc.planning.run_plan import Plan
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
@@ -85,6 +86,8 @@ def plan(config: RunConfig | Path | str | None = None, **settings: Any) -> Plan 
 def _with_path(settings: dict[str, Any], alone: bool) -> dict[str, Any]:
     """Settings whose store may be a data set: then its path and, if there is no configuration (`alone`), how it was opened."""
     store = settings.get("store")
+    if store is not None:
+        check_store(store, "store")
     if not isinstance(store, Dataset):
         return settings
     return {**(store.settings if alone else {}), **settings, "store": store.path}

@@ -59,11 +59,11 @@ class Appended:
     missing: int = 0
     self_loops: int = 0
     """dropped edges"""
-    digest: str = ""
+    digest: str = field(default="", repr=False)
     """digest of the records"""
-    edges_digest: str = ""
+    edges_digest: str = field(default="", repr=False)
     """digest of the edges' records, for one append"""
-    records: dict[str, int] = field(default_factory=dict)
+    records: dict[str, int] = field(default_factory=dict, repr=False)
     """kind -> number of records, for one append; avoids searches, as a cursor reads the values of keys it passes"""
 
     def __add__(self, other: "Appended") -> "Appended":

@@ -7,10 +7,18 @@ import pytest
 import torch
 
 import ooc
-from ooc.loading.arguments import fanout_of
+from ooc.loading.arguments import dataset_of, fanout_of
 from ooc.models import summing_of
 from ooc.stores.errors import ConfigError
 from tests.conftest import MakeStore
+
+
+def test_an_open_data_set_is_not_opened_again(make_store: MakeStore) -> None:
+    store = make_store()
+    with ooc.open(store, memory="4GB") as ds:
+        assert dataset_of(ds) is ds
+        with dataset_of(store) as other:
+            assert other.memory is None
 
 
 @pytest.mark.parametrize("given", [[10, -1], (10, -1), np.array([10, -1]), torch.tensor([10, -1])])
