@@ -84,7 +84,8 @@ class ChunkSums:
     def _take(self, number: int, low: int, data: Bytes) -> None:
         """Add bytes of a chunk, without those seen before, and compare the chunk once it is complete."""
         start, stop = number * self.chunk_bytes, (number + 1) * self.chunk_bytes
-        held, high = self._fragments.get(number, []), low + len(data)
+        high = low + len(data)
+        held = [each for each in self._fragments.get(number, []) if each[0] < low or each[1] > high]  # the others are here again
         begin, end = low, high
         for first, last, _ in held:
             if first <= begin:

@@ -50,6 +50,13 @@ def test_every_chunk_is_compared_once_all_its_bytes_were_seen(rows: int, cuts: s
         seen(data, damaged, parts, rows)
 
 
+@given(parts=st.lists(st.tuples(st.integers(0, CHUNK), st.integers(0, CHUNK)).map(sorted), max_size=6))
+def test_a_chunk_that_is_read_whole_is_compared_whatever_was_read_of_it_before(parts: list[list[int]]) -> None:
+    data = np.arange(CHUNK).astype(np.uint8)
+    before = [(low, high) for low, high in parts]
+    assert not seen(data, data, [*before, (0, CHUNK)], CHUNK // 4).pending
+
+
 def test_only_touched_chunks_that_were_not_compared_are_asked_for() -> None:
     data = np.arange(10 * CHUNK).astype(np.uint8)
     sums = sums_of(data, 10 * CHUNK // 4)
