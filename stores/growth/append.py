@@ -119,7 +119,7 @@ class _Append:
         there = {"weight": (spec.weight, manifest.weighted), "time": (spec.time, manifest.time is not None)}
         for name, (given, has) in there.items():
             if has and given is None:
-                raise ConfigError(f"the edges of {spec.out} have a {name}: name the column that has the new ones', as `{name}`")
+                raise ConfigError(f"the edges of {spec.out} have a {name}: name the column of the new edges' as `{name}`")
             if given is not None and not has:
                 raise ConfigError(f"the edges of {spec.out} have no {name}: leave `{name}` out")
         src = table.column(spec.src, "sources", ("src", 0))

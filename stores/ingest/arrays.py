@@ -137,33 +137,61 @@ def sparse_adjacency(paths: dict[str, str], shown: str, folder: Path) -> dict[st
     own = {key.removeprefix(prefix): path for key, path in paths.items() if key.startswith(prefix)}
     kept = {key: path for key, path in paths.items() if prefix and not key.startswith(prefix)}
     if {"attr_data", "attr_indices", "attr_indptr", "attr_shape"} <= set(kept):
-        attributes = {name: np.load(kept.pop(f"attr_{name}")) for name in ("data", "indices", "indptr", "shape")}
-        kept |= save_arrays({"x": dense_rows(**attributes)}, folder)
+        parts = {name: f"attr_{name}" for name in ("data", "indices", "indptr", "shape")}
+        opened = {name: np.asarray(open_array(Path(kept.pop(key)), f"{shown}[{key}]")) for name, key in parts.items()}
+        data, indices, indptr = opened["data"], opened["indices"], opened["indptr"]
+        shape = _shape_of(opened["shape"], shown)
+        _check_compressed(data, indices, indptr, shape, f"{shown}, attr_data")
+        kept |= save_arrays({"x": dense_rows(data, indices, indptr, shape)}, folder)
     arrays = {name: open_array(Path(path), f"{shown}[{prefix}{name}]") for name, path in own.items()}
     return kept | save_arrays(_edges_of(arrays, shown), folder)
 
 
 def _edges_of(arrays: dict[str, Array], shown: str) -> dict[str, Array | RowBlocks]:
     form = str(np.asarray(arrays.get("format", "csr")).astype("U")) if "row" not in arrays else "coo"
-    shape = np.asarray(arrays["shape"]).reshape(-1).tolist()
-    if len(shape) != 2 or shape[0] != shape[1]:
-        raise InputError(f"{shown} holds a sparse matrix of shape {shape}: an adjacency matrix is square")
+    shape, data = _shape_of(arrays["shape"], shown), arrays.get("data")
+    if shape[0] != shape[1]:
+        raise InputError(f"{shown} holds a sparse matrix of shape {list(shape)}: an adjacency matrix is square")
     if form == "coo":
         ends = arrays["row"], arrays["col"]
+        if ends[0].shape != ends[1].shape or ends[0].ndim != 1 or any(end.dtype.kind not in "iu" for end in ends):
+            raise InputError(f"{shown} is damaged: row and col are not as many whole numbers each")
+        if data is not None and data.shape != ends[0].shape:
+            raise InputError(f"{shown} is damaged: it has {data.size} values for {len(ends[0])} entries")
     elif form in ("csr", "csc"):
         indptr, indices = np.asarray(arrays["indptr"]), arrays["indices"]
-        if indptr.shape != (shape[0] + 1,) or indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
-            raise InputError(f"{shown} is damaged: its indptr does not fit {shape[0]} rows and {len(indices)} entries")
+        _check_compressed(data, indices, indptr, (shape[0], None), shown)
         major = np.repeat(np.arange(shape[0]), np.diff(indptr))
         ends = (major, indices) if form == "csr" else (indices, major)
     else:
         raise InputError(f"{shown} holds a sparse matrix of format {form}: save it as csr, csc or coo (matrix.tocsr())")
-    count, data = len(ends[0]), arrays.get("data")
+    count = len(ends[0])
     edges = RowBlocks((2, count), np.dtype(np.int64), lambda: (np.asarray(end, np.int64)[None] for end in ends))
     found: dict[str, Array | RowBlocks] = {"edge_index": edges, "num_nodes": np.array(shape[0])}
     if data is not None and data.dtype != bool and not np.all(data == 1):
         found["edge_weight"] = data
     return found
+
+
+def _shape_of(array: Array, shown: str) -> tuple[int, int]:
+    """Rows and columns of a sparse matrix. Raises InputError for anything else."""
+    shape = np.asarray(array).reshape(-1)
+    if len(shape) != 2 or shape.dtype.kind not in "iu" or (shape < 0).any():
+        raise InputError(f"{shown} holds a sparse matrix of shape {shape.tolist()}: rows and columns are wanted")
+    return int(shape[0]), int(shape[1])
+
+
+def _check_compressed(data: Array | None, indices: Array, indptr: Array, shape: tuple[int, int | None], shown: str) -> None:
+    """Raise InputError unless these are a matrix in CSR format; shape: rows, and columns if the indices are to be compared."""
+    rows, width = shape
+    whole = indices.dtype.kind in "iu" and indptr.dtype.kind in "iu" and indices.ndim == 1
+    fits = whole and indptr.shape == (rows + 1,) and indptr[0] == 0 and indptr[-1] == len(indices)
+    if not fits or (indptr[1:] < indptr[:-1]).any():
+        raise InputError(f"{shown} is damaged: its indptr does not fit {rows} rows and {indices.size} entries")
+    if data is not None and (data.shape != indices.shape or data.dtype.kind not in "biufc"):
+        raise InputError(f"{shown} is damaged: it has {data.size} values ({data.dtype}) for {indices.size} entries")
+    if width is not None and len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < width:
+        raise InputError(f"{shown} is damaged: an index is out of range 0..{width - 1}")
 
 
 def dense_rows(data: Array, indices: Array, indptr: Array, shape: Any) -> RowBlocks:

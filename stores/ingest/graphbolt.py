@@ -72,7 +72,7 @@ def arrays_of(folder: Path, found: dict[str, Any], stage: Path) -> tuple[dict[st
             paths[f"{split}_idx"] = str(data[key])
             if "labels" in data:
                 labels = np.full(count, -1, np.int64) if labels is None else labels
-                ids, values = _checked(open_array(data[key]), count, data[key]), open_array(data["labels"]).reshape(-1)
+                ids, values = _checked(open_array(data[key]), count, data[key]), _classes(data["labels"])
                 if len(ids) != len(values):
                     raise InputError(f"{data['labels']} has {len(values)} labels for {len(ids)} nodes: one a node")
                 labels[ids] = values
@@ -81,6 +81,14 @@ def arrays_of(folder: Path, found: dict[str, Any], stage: Path) -> tuple[dict[st
         np.save(stage / "y.npy", labels)
         paths["y"] = str(stage / "y.npy")
     return paths, notes
+
+
+def _classes(path: Path) -> Any:
+    """Labels, [k]. Raises InputError unless they are whole numbers."""
+    values = open_array(path).reshape(-1)
+    if values.dtype.kind not in "biu" and not (values.dtype.kind == "f" and np.array_equal(values, np.rint(values))):
+        raise InputError(f"{path} has labels of {values.dtype} that are not classes: whole numbers from 0 on are read")
+    return values
 
 
 def _name_of(entry: dict[str, Any]) -> str:

@@ -39,13 +39,15 @@ Split = Callable[[int, Bits, int], None]
 
 
 def open_split(path: str, shown: str, num_nodes: int, split_index: int | None) -> Split:
-    """Open a split given as an npy of row ids [k], a mask [N], or masks [S, N] or [N, S] of which one is selected.
+    """Open a split given as an npy of row ids [k], a mask [N], or boolean masks [S, N] or [N, S] of which one is selected.
+
+    A mask may also be of whole numbers that are all 0 or 1.
 
     Raises InputError for any other array, a mask that does not fit, or masks without a selection; the split raises it for an id
     out of range.
     """
     array = open_array(Path(path), shown)
-    if array.dtype == bool:
+    if array.dtype == bool or _is_mask(array, num_nodes):
         return _mask(array, shown, num_nodes, split_index)
     if split_index is not None:
         raise InputError(f"`split_index` chooses among masks [S, N], but {shown} holds {array.dtype} {list(array.shape)}")
@@ -63,6 +65,14 @@ def open_split(path: str, shown: str, num_nodes: int, split_index: int | None) -
             window[here - first] |= np.uint8(bit)
 
     return split
+
+
+def _is_mask(array: NDArray[Any], num_nodes: int) -> bool:
+    """Whether whole numbers are a mask: as ids, so many 0s and 1s would be the first two nodes, again and again."""
+    if array.dtype.kind not in "iu" or array.shape != (num_nodes,) or num_nodes <= 2:
+        return False
+    blocks = (read_items(array, start, min(READ_ITEMS, num_nodes - start)) for start in range(0, num_nodes, READ_ITEMS))
+    return all(((block == 0) | (block == 1)).all() for block in blocks)
 
 
 def _mask(array: NDArray[Any], shown: str, num_nodes: int, split_index: int | None) -> Split:
@@ -86,7 +96,7 @@ def _mask(array: NDArray[Any], shown: str, num_nodes: int, split_index: int | No
     def split(first: int, window: Bits, bit: int) -> None:
         for start in range(0, len(window), step):
             part = window[start : start + step]
-            part |= read_column(masks, split_index or 0, first + start, len(part)) * np.uint8(bit)
+            part |= (read_column(masks, split_index or 0, first + start, len(part)) != 0) * np.uint8(bit)
 
     return split
 

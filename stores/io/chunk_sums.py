@@ -85,7 +85,9 @@ class ChunkSums:
         """Add bytes of a chunk, without those seen before, and compare the chunk once it is complete."""
         start, stop = number * self.chunk_bytes, (number + 1) * self.chunk_bytes
         high = low + len(data)
-        held = [each for each in self._fragments.get(number, []) if each[0] < low or each[1] > high]  # the others are here again
+        held = [
+            each for each in self._fragments.get(number, []) if each[0] < low or each[1] > high
+        ]  # the others are here again
         begin, end = low, high
         for first, last, _ in held:
             if first <= begin:

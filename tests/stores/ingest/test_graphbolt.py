@@ -71,6 +71,15 @@ def test_what_cannot_be_ingested_is_said(tmp_path: Path, changes: dict[str, Any]
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
+def test_labels_that_are_no_classes_are_refused(tmp_path: Path) -> None:
+    made = folder(tmp_path / "d")
+    np.save(made / "train_y.npy", np.arange(8) % 3 + 0.5)
+    with pytest.raises(InputError, match=r"train_y\.npy has labels of float64 that are not classes"):
+        ingest(IngestSpec(out=tmp_path / "s.ooc", graphbolt=made))
+    np.save(made / "train_y.npy", np.arange(8) % 3 + 0.0)
+    ingest(IngestSpec(out=tmp_path / "s.ooc", graphbolt=made))
+
+
 def test_a_folder_without_a_description(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"metadata\.yaml cannot be read: No such file"):
         ingest(IngestSpec(out=tmp_path / "s.ooc", graphbolt=tmp_path))

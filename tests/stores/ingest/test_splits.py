@@ -18,7 +18,7 @@ from ooc.stores.ingest.duck import Duck
 from ooc.stores.manifest import SPLIT_CODES
 
 FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
-FORMS = ("ids", "int32 ids", "mask", "masks [S, N]", "masks [N, S]", "masks by columns")
+FORMS = ("ids", "int32 ids", "mask", "uint8 mask", "int64 mask", "masks [S, N]", "masks [N, S]", "masks by columns")
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +33,8 @@ def save(path: Path, mask: Any, form: str) -> int | None:
         ids = np.flatnonzero(mask)[::-1]
         np.save(path, np.r_[ids, ids[:1]].astype(np.int32 if "32" in form else np.int64))
         return None
-    if form == "mask":
-        np.save(path, mask)
+    if form.endswith("mask"):
+        np.save(path, mask.astype(form.partition(" ")[0] if " " in form else bool))
         return None
     masks = np.stack([~mask, mask, mask ^ (np.arange(len(mask)) % 2 == 0)])
     np.save(path, {"[S, N]": masks, "[N, S]": np.ascontiguousarray(masks.T)}.get(form[6:], np.asfortranarray(masks)))
