@@ -6,7 +6,8 @@ logits [b, C]). Labels below 0 or NaN are unknown and count neither in the loss 
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from ooc.stores.errors import ConfigError
 
 EXACT_SCORES = 1 << 22
 """up to this many predicted numbers (16 MiB), ranking metrics are exact; beyond, they use `BINS` bins per class"""
+NUMBERS_AT_ONCE = 1 << 18
+"""logits that are scored at once, in up to ten arrays of float64"""
 BINS = 2048
 LINEAR, MOST_ODDS = 16.0, 1e5
 """bins are equally wide from -16 to 16 in log-odds, which separates small probabilities of many classes, and grow beyond it in
@@ -214,6 +217,24 @@ def log_odds(logits: Tensor, task: str) -> Tensor:
     return log_p - rest.scatter(1, best, others)
 
 
+@contextmanager
+def _plain_counts() -> Iterator[None]:
+    """Have torchmetrics count by `torch.bincount`, whose integers do not depend on any order.
+
+    With deterministic algorithms on, it would compare every label with all pairs of classes: int64[n, C * C], a gigabyte for
+    100,000 nodes and 40 classes.
+    """
+    deterministic, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
 class Scores:
     """Scores of a task, collected batch by batch: loss, accuracy, precision, recall, F1, AUROC, average precision.
 
@@ -239,6 +260,14 @@ class Scores:
             return
         self._loss_sum += float(self._loss(logits, labels)) * count
         self._known += count
+        rows = max(1, NUMBERS_AT_ONCE // self._channels)
+        for first in range(0, len(logits), rows):
+            piece = slice(first, first + rows)
+            if bool(known[piece].any()):
+                self._count(logits[piece], labels[piece], known[piece])
+
+    def _count(self, logits: Tensor, labels: Tensor, known: Tensor) -> None:
+        """Add a part of a batch, some of whose labels are known, to all scores but the loss."""
         if self.task == "multilabel":
             probability, target = logits.sigmoid(), torch.where(known, labels, -1).long()
             positive = target > 0
@@ -250,7 +279,8 @@ class Scores:
             known = torch.ones_like(positive)
         self._positives += (positive & known).sum(0)
         self._negatives += (~positive & known).sum(0)
-        self._metrics.update(probability, target)
+        with _plain_counts():
+            self._metrics.update(probability, target)
         if isinstance(self._ranking, BinnedRanking):
             self._ranking.update(log_odds(logits, self.task).view_as(positive), positive, known)
         else:

@@ -1,8 +1,13 @@
 """Losses and scores against scipy-free float64 references written out here."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ooc.metrics import nodes as metrics
 from ooc.metrics.nodes import Loss, Scores, class_weights, metric_names
@@ -227,3 +232,48 @@ def test_scores_are_those_of_this_process_in_a_process_group(task: str, monkeypa
     alone = in_batches(Scores(task, 3, 40), logits, labels)
     with process_group(1):
         assert in_batches(Scores(task, 3, 40), logits, labels) == alone
+
+
+class LargestTensor(TorchDispatchMode):
+    """Bytes of the largest tensor that torch makes."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.nbytes = max([self.nbytes, *(each.nbytes for each in tree_leaves(out) if isinstance(each, torch.Tensor))])
+        return out
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    """As in runs."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("count", [1000, 10**9])
+@pytest.mark.parametrize(("task", "classes"), [("multiclass", 12), ("multilabel", 12), ("binary", 2)])
+def test_the_memory_of_scores_does_not_grow_with_the_batch(
+    monkeypatch: pytest.MonkeyPatch, task: str, classes: int, count: int
+) -> None:
+    """Neither with the square of the classes, as torchmetrics' own way to count under deterministic algorithms."""
+    monkeypatch.setattr(metrics, "NUMBERS_AT_ONCE", 2**12)
+    rows, channels = 1000, 1 if task == "binary" else classes
+    logits = torch.randn(rows, channels)
+    labels = torch.randint(classes, (rows,)) if task == "multiclass" else torch.randint(2, (rows, channels)).float()
+    labels = labels.view(-1) if task == "binary" else labels
+    whole, parts = Scores(task, classes, count), Scores(task, classes, count)
+    with LargestTensor() as largest:
+        whole.update(logits, labels)
+    of_counts = 8 * 2 * channels * metrics.BINS if count > 10**6 else 8 * classes**2
+    assert largest.nbytes <= max(logits.nbytes, of_counts, 8 * metrics.NUMBERS_AT_ONCE)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.is_deterministic_algorithms_warn_only_enabled()
+    for first in range(0, rows, 250):
+        parts.update(logits[first : first + 250], labels[first : first + 250])
+    found, wanted = whole.compute(), parts.compute()
+    assert found.pop("loss") == pytest.approx(wanted.pop("loss"), rel=1e-5)
+    assert found == wanted
