@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
+OOC = f'"{sys.executable}" -m ooc.cli'
+"""what runs a line of `ooc`"""
 
 _FENCE = re.compile(r"^(`{3,})(\S*)[^\n]*\n(.*?)^\1\s*$", re.MULTILINE | re.DOTALL)
 _NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*$")
@@ -71,8 +73,11 @@ def pages() -> list[Path]:
     return [path for path in found if "_build" not in path.parts and any(each.runs for each in blocks(path.read_text()))]
 
 
-def run_page(path: Path, work: Path) -> int:
-    """Run the blocks of a page in the folder `work`; returns how many ran. One that fails raises, named by page and line."""
+def run_page(path: Path, work: Path, ooc: str = OOC) -> int:
+    """Run the blocks of a page in the folder `work`; returns how many ran. One that fails raises, named by page and line.
+
+    ooc: the words that a shell puts in place of `ooc`.
+    """
     namespace: dict[str, Any] = {"__name__": "__main__"}
     ran = 0
     sys.path.insert(0, str(work))  # as `python` started there has it
@@ -86,16 +91,16 @@ def run_page(path: Path, work: Path) -> int:
             elif block.language == "python":
                 exec(compile("\n" * (block.line - 1) + block.code, str(path), "exec"), namespace)
             else:
-                _bash(block.code, where)
+                _bash(block.code, where, ooc)
             ran += 1
     return ran
 
 
-def _bash(code: str, where: str) -> None:
+def _bash(code: str, where: str, command: str) -> None:
     """Run a block in bash, with `ooc` and `python` those of this process."""
     bin_folder = Path(sys.executable).parent
     python_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    ooc = f'ooc() {{ "{sys.executable}" -m ooc.cli "$@"; }}\n'
+    ooc = f'ooc() {{ {command} "$@"; }}\n'
     env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": python_path, "MPLBACKEND": "agg"}
     print(f"{where}: {code.strip()}", flush=True)
     done = subprocess.run(["bash", "-euo", "pipefail", "-c", ooc + code], env=env, check=False)

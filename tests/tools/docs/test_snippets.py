@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import ooc
 from tests.forked import python
 from tools.docs.snippets import ROOT, blocks, continues, pages, run_page
 
@@ -59,7 +60,7 @@ def run(page: Path, folder: Path, work: Path) -> Path:
     shutil.rmtree(work, ignore_errors=True)
     before = continues(page)
     shutil.copytree(finished(before, folder), work) if before else work.mkdir()
-    done = python("-m", "tools.docs.snippets", page, work)
+    done = python("-m", "tests.tools.docs.forked_ooc", page, work)
     assert done.returncode == 0, f"{page}\n{done.stdout}\n{done.stderr}"
     return work
 
@@ -79,6 +80,21 @@ def test_blocks_run_in_order_and_share_their_names(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(str(work))
     assert run_page(page, work) == 4
     assert (work / "word.txt").read_text() == "three"
+
+
+def test_every_ooc_of_a_page_is_a_process_of_its_own(tmp_path: Path) -> None:
+    """With its exit code, folder, pipes and files, though it is forked."""
+    page, work = tmp_path / "page.md", tmp_path / "work"
+    page.write_text("# A page\n\n```bash\nooc --version | cat > version.txt\nooc info no.ooc || echo $? > code.txt\n```\n")
+    work.mkdir()
+    done = python("-m", "tests.tools.docs.forked_ooc", page, work)
+    assert done.returncode == 0, done.stderr
+    assert "there is no store at no.ooc" in done.stderr
+    assert (work / "version.txt").read_text().split() == ["ooc", ooc.__version__]
+    assert (work / "code.txt").read_text() == "2\n"
+    page.write_text("# A page\n\n```bash\nooc info no.ooc\n```\n")
+    done = python("-m", "tests.tools.docs.forked_ooc", page, work)
+    assert (done.returncode, "this block ended with exit code 2" in done.stderr) == (1, True)
 
 
 def test_a_block_that_fails_is_named_by_page_and_line(tmp_path: Path) -> None:
