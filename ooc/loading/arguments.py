@@ -269,7 +269,7 @@ def positions_of(index: Any, count: int) -> Ids:
 
 
 def _is_mask(given: NDArray[Any], num_nodes: int) -> bool:
-    """Whether an array says which nodes are meant. As ids, so many 0s and 1s would be the first two nodes, again and again."""
+    """Whether an array is a mask. As ids, one 0 or 1 per node would be the first two nodes again and again."""
     if given.dtype == bool:
         return True
     return len(given) == num_nodes > 2 and not ((given != 0) & (given != 1)).any()

@@ -55,7 +55,7 @@ class EpochLoader(Loader):
     """what a cursor's `step` is called in `state_dict`"""
     data: Dataset
     _seed_drawn: bool = False
-    """whether torch's generator gave the seed, because nobody else did"""
+    """whether the seed came from torch's generator, as none was given"""
     _begin: int = 0
     _end: int
     """an epoch's cursors begin and end there"""

@@ -165,8 +165,8 @@ class RowLease:
         self._over = False
         self._lock = threading.RLock()  # `stop` may come from a collection, in the middle of anything
         self.stopping = False
-        """whether it is about to end: whoever comes now waits for that, rather than do with less memory. Not while a consumer
-        may still ask for batches, which nobody can tell the time of"""
+        """whether it is about to end, so that the next pipeline waits for its memory; False as long as a consumer may ask for
+        batches, because that may take any time"""
 
     def stop(self) -> None:
         """End all waiting for slots; nothing once the lease is over, when the cache may be another's."""

@@ -1,4 +1,4 @@
-"""The seed and the share of the input nodes of a loader: as its user says, else from torch's generator and process group."""
+"""The seed and the share of the input nodes of a loader: as given, else from torch's generator and process group."""
 
 import operator
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ def share_of(
 
     Args:
         own_ids: Whether the input nodes are an array, which a script may have divided among the ranks already.
-        in_order: Whether the input nodes come in their order, as for evaluation: that only a part of them comes is then said.
+        in_order: Whether the input nodes come in their order, as for evaluation; a share of them is then warned about.
 
     Raises:
         ConfigError: For a seed that is not a whole number, one of `rank` and `world_size` without the other, and an array of

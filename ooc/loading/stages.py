@@ -51,7 +51,7 @@ class Order:
     rank: int
     world_size: int
     seed_drawn: bool = False
-    """whether nobody gave the seed; see `ooc.loading.ranks.SeedShare`"""
+    """whether the seed came from torch's generator; see `ooc.loading.ranks.SeedShare`"""
 
     def positions(self, cursor: Cursor) -> Ids:
         return seeds_of(

@@ -29,6 +29,7 @@ _DRAWS = 8
 LATEST = 256
 """latest events of the source's past that are searched if no sampled one had another destination"""
 _EVENTS_AT_ONCE = 2**20
+"""read at a time to find the destinations of training events"""
 _AT_ONCE = 1024
 """negatives searched at a time: about 10 MB"""
 

@@ -52,7 +52,7 @@ class Callback:
         """An epoch is done.
 
         Args:
-            line: What metrics.jsonl says of it: "epoch" (from 0), "steps", "train_loss", and, if it was scored, "val" (name ->
+            line: Its line in metrics.jsonl: "epoch" (from 0), "steps", "train_loss", and, if it was scored, "val" (name ->
                 score) and "best" (whether it is the best so far).
         """
 

@@ -1,7 +1,7 @@
-"""What a model says of all nodes: predictions, embeddings, or the rows themselves, by one exact pass over the graph.
+"""A model's outputs for all nodes, as predictions, embeddings or rows, by one exact pass over the graph.
 
-A pass goes on where an earlier process was interrupted: while a file is made, a folder beside it holds what is finished; the
-file appears whole.
+An interrupted pass continues where it stopped: while a file is written, a folder beside it holds what is finished, and the file
+appears whole.
 """
 
 import os

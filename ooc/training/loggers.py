@@ -162,7 +162,7 @@ class MLflowLogger(Logger):
         self._client = None
 
     def close(self) -> None:
-        """Send what is left; the MLflow run of one that failed says so."""
+        """Send what is left; the MLflow run of a failed run is marked as failed."""
         if self._client is not None:
             self._flush()
             self._client.set_terminated(self._run, "FAILED")
