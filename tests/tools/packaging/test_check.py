@@ -1,5 +1,6 @@
 """What is released: the contents of wheel and sdist, the tag, and the conda recipe's requirements."""
 
+import importlib
 import re
 import shutil
 import subprocess
@@ -8,9 +9,13 @@ import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import jinja2
 import pytest
+import yaml
 
+from ooc.cli.main import main
 from tools.packaging.check import NEEDED, ROOT, faults_of_sdist, faults_of_tag, faults_of_wheel, version
 
 CONDA = {"torch": "pytorch", "torch-geometric": "pytorch_geometric", "lmdb": "python-lmdb", "duckdb": "python-duckdb"}
@@ -57,6 +62,29 @@ def test_the_conda_recipe_requires_what_the_package_requires() -> None:
     recipe = (ROOT / "tools" / "packaging" / "conda" / "meta.yaml").read_text().split("  run:\n")[1].split("\n\n")[0]
     expected = {f"{CONDA.get(name, name)} {text[len(name) :]}" for name, text in required.items()}
     assert set(re.findall(r"- (\S+ >=\S+)", recipe)) - {"python >=3.11"} == expected
+
+
+def test_the_conda_recipe_renders_and_its_commands_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """As conda-build renders it: Jinja, then YAML."""
+    folder = ROOT / "tools" / "packaging" / "conda"
+
+    def load_file_data(name: str, from_recipe_dir: bool) -> dict[str, Any]:
+        assert from_recipe_dir
+        return tomllib.loads((folder / name).read_text())
+
+    text = jinja2.Template((folder / "meta.yaml").read_text()).render(load_file_data=load_file_data, PYTHON="python")
+    recipe = yaml.safe_load(text)
+    project = load_file_data("../../../pyproject.toml", from_recipe_dir=True)["project"]
+    assert recipe["package"] == {"name": project["name"], "version": version()}
+    assert (folder / recipe["source"]["path"]).resolve() == ROOT
+    assert recipe["build"]["entry_points"] == [f"{name} = {target}" for name, target in project["scripts"].items()]
+    assert (ROOT / recipe["about"]["license_file"]).is_file()
+    assert recipe["about"]["license"] == project["license"]
+    for name in recipe["test"]["imports"]:
+        importlib.import_module(name)
+    for command in recipe["test"]["commands"]:
+        assert main(command.split()[1:]) == 0
+    assert "Train graph neural networks" in capsys.readouterr().out
 
 
 @pytest.mark.slow
