@@ -251,7 +251,7 @@ def open_for_reading(path: Path, nbytes: int, flags: int = 0) -> int:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     except FileNotFoundError as error:
-        raise StoreError(f"{path} is missing: the array is incomplete; write the store again") from error
+        raise StoreError(f"{path} is missing: the store was moved or is incomplete; restore it, or ingest it again") from error
     size = os.fstat(fd).st_size
     if size < nbytes:
         os.close(fd)
