@@ -60,7 +60,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 def verbs(store: Path, run: Path, out: Path) -> list[list[object]]:
     """Every verb that makes a run's model."""
-    infer, embed = (["infer", store, "--checkpoint", run, "--out", out], ["embed", store, "--checkpoint", run, "--out", out])
+    infer, embed = (
+        [verb, store, "--checkpoint", run, "--out", out.with_suffix(ending)]
+        for verb, ending in (("infer", ".parquet"), ("embed", ".zarr"))
+    )
     return [infer, embed, ["train", "--out", run, "--resume"]]
 
 
