@@ -83,7 +83,7 @@ def settings_of(
         ConfigError: As `load_config`; with `resume`, if there is no `out`.
     """
     flags = {name: value for name, value in given.items() if value is not None}
-    if isinstance(config, RunConfig):
+    if not (config is None or isinstance(config, str | os.PathLike)):
         if not flags:
             return config
         values = {name: getattr(config, name) for name in config.model_fields_set}
