@@ -65,7 +65,10 @@ def flags_of(model: type[BaseModel], without: Iterable[str] = (), repeatable: It
         fixed = get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
         if value not in (None, [], {}, False) and not field.is_required() and not fixed:
             shown = ",".join(map(str, value)) if isinstance(value, list | tuple) else "on" if value is True else str(value)
-        flags.append(Flag(name, metavar_of(field.annotation), field.description or "", name in repeatable, shown))
+        metavar = metavar_of(field.annotation)
+        if metavar == "NAME=VALUE" and name not in repeatable:  # all of it in one text
+            metavar = "JSON"
+        flags.append(Flag(name, metavar, field.description or "", name in repeatable, shown))
     return flags
 
 

@@ -13,6 +13,8 @@ from ooc.config.topics import by_topic
 _EXAMPLES: Mapping[str, Any] = {"window": "7d"}
 """values of settings that have no default"""
 _EMPTY: Any = (None, [], {})
+_TABLES = {"NAME=VALUE": '{ NAME = "VALUE" }', "JSON": "{ NAME = VALUE }"}
+"""kinds of values that are tables in TOML"""
 _COMMENT = 32
 """width of settings, before their comments"""
 _MORE = "# Further settings, with their defaults or the kind of their value: remove the # in front of those to set."
@@ -55,6 +57,6 @@ def _line(flag: Flag, settings: Any, active: bool) -> str:
         is_set = not applies("fanout", settings.mode)
     elif not is_set:  # what it is resolved to, if anything
         value = getattr(settings, flag.name)
-    shown = json.dumps(value) if value not in _EMPTY else flag.metavar or "BOOL"
+    shown = json.dumps(value) if value not in _EMPTY else _TABLES.get(flag.metavar or "", flag.metavar) or "BOOL"
     setting = f"{'' if active and is_set else '# '}{flag.name} = {shown}"
     return f"{setting:<{_COMMENT}}  # {flag.help}"

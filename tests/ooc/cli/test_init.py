@@ -50,5 +50,11 @@ def test_settings_with_defaults_can_be_uncommented(tmp_path: Path, mode: str) ->
     assert load_config(tmp_path / "run.toml", {}).mode == mode
 
 
+def test_tables_are_shown_as_toml_has_them() -> None:
+    text = template(Path("a.ooc"), "sampled", FLAGS, "a store")
+    assert re.search(r'^# features = { NAME = "VALUE" } +# ', text, re.M)
+    assert re.search(r"^# model_args = { NAME = VALUE } +# ", text, re.M)
+
+
 def test_temporal_stores_without_labels_begin_with_events() -> None:
     assert [suggested(*each) for each in ((True, False), (True, True), (False, True))] == ["sampled", "sampled", "events"]
