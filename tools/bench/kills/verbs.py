@@ -15,6 +15,7 @@ import os
 import random
 import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -51,6 +52,7 @@ def run(words: list[str], folder: Path, on_disk: bool = False) -> int:
         setattr(ResidentRows, "nbytes", lambda *_: 1 << 62)  # noqa: B010 - for mypy
     torch.set_num_threads(1)
     signal.alarm(_SECONDS)
+    tempfile.tempdir = str(folder)  # what is left behind there is a finding too
     os.chdir(folder)
     return cli.main(words)
 
