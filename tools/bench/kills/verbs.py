@@ -115,19 +115,18 @@ class Killed:
         """Kill the command, look, and give it again: (the kinds of moments it was killed at, what is wrong)."""
         folder = folder_for(self.verb, self.work, f"cut-{self.verb.name}")
         self.log.write_bytes(b"")
-        kinds, problems, words = [], [], self.verb.words
+        kinds, problems = [], []
         for attempt in range(2 if number % _TWICE == _TWICE - 1 else 1):
             if attempt and (self._is_complete(folder) or self._is_done(folder)):
                 break
             kind, place = self.moment(number + 7919 * attempt)
-            if not self._is_killed(words, folder, kind, place):
+            if not self._is_killed(self._again(folder), folder, kind, place):
                 break
             kinds.append(kind)
             where = f"killed at {kind} {place:.5g}"
             problems += [f"{where}: {text}" for text in self._damage(folder)]
-            words = self._again(folder)
         if kinds:
-            problems += [f"{where}: {text}" for text in self._completed(words, folder)]
+            problems += [f"{where}: {text}" for text in self._completed(folder)]
         return kinds, problems
 
     def _is_killed(self, words: list[str], folder: Path, kind: str, place: float) -> bool:
@@ -151,8 +150,9 @@ class Killed:
         resumed = "--resume" not in self.verb.words and (folder / "run").exists()
         return [*self.verb.words, *(["--resume"] if resumed else [])]
 
-    def _completed(self, words: list[str], folder: Path) -> Iterable[str]:
+    def _completed(self, folder: Path) -> Iterable[str]:
         """What is wrong after the command was given again."""
+        words = self._again(folder)
         before, wanted = self.log.stat().st_size, self._wanted(folder)
         code = 0 if self._is_done(folder) else end_of(fork(partial(self.program, words, folder), self.log))
         if code not in wanted:
