@@ -185,7 +185,9 @@ def test_nothing_is_decided_by_the_class_of_a_loader_settings_or_a_plan() -> Non
     [
         ("ooc", ["torch", "numba", "zarr", "numpy"]),
         ("ooc.stores.dataset", ["torch", "pyarrow", "duckdb"]),
-        ("ooc.cli.main", ["torch", "numba"]),
+        ("ooc.cli.main", ["torch", "numba", "pydantic", "typer"]),
+        ("ooc.cli.commands", ["torch", "numba", "zarr", "numpy", "lmdb"]),  # of `ooc --help`
+        ("ooc.stores.info", ["torch", "torch_geometric", "pyarrow", "duckdb", "matplotlib"]),
     ],
 )
 def test_importing_is_light(module: str, heavy: list[str]) -> None:

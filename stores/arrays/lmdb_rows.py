@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike
 
 from ooc.stores.arrays.rows import AnyArray, Ids, check_request
 from ooc.stores.errors import StoreError
+from ooc.stores.io.bus_errors import Watched
 from ooc.stores.io.engines.tasks import Gate
 from ooc.stores.io.segments import forget_map, map_of
 from ooc.stores.io.threads import Background
@@ -27,7 +28,8 @@ SPARE_BYTES = 2**26
 _File = tuple[int, int]
 """device and inode: a path may lead to another file later (a store built again), and two to the same one (hard links)"""
 _lock = threading.Lock()
-_open: dict[_File, tuple["lmdb.Environment", int]] = {}
+_open: dict[_File, tuple["lmdb.Environment", int, Watched | None]] = {}
+"""environment, its users, and its map, in which a page that cannot be read ends the process with one line"""
 
 
 class Environment:
@@ -48,12 +50,14 @@ class Environment:
         with _lock:
             if self._file is None:
                 return
-            env, users = _open[self._file]
+            env, users, watched = _open[self._file]
             if users == 1:
                 del _open[self._file]
+                if watched is not None:
+                    watched.close()
                 env.close()
             else:
-                _open[self._file] = env, users - 1
+                _open[self._file] = env, users - 1, watched
             self._file = None
 
 
@@ -71,14 +75,16 @@ def environment(path: Path | str) -> Environment:
     with _lock:
         try:
             file = _file_of(data)
-            env, users = _open.get(file, (None, 0))
+            env, users, watched = _open.get(file, (None, 0, None))
             if env is None:
                 subdir = data != Path(path)
                 env = lmdb.open(str(path), readonly=True, lock=False, create=False, readahead=False, max_dbs=64, subdir=subdir)
+                found = map_of(data)
+                watched = None if found is None else Watched(*found, data, checked=False)
         except (lmdb.Error, OSError) as error:
             detail = error.strerror if isinstance(error, OSError) else error
             raise StoreError(f"{path} cannot be opened as an LMDB environment: {detail}") from error
-        _open[file] = env, users + 1
+        _open[file] = env, users + 1, watched
         return Environment(file, env, data)
 
 

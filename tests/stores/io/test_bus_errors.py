@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ooc.stores.arrays.lmdb_rows import write_lmdb_rows
 from ooc.stores.errors import StoreError
 from ooc.stores.io.engines.mmap import MmapEngine
 from ooc.stores.io.read_plan import plan_reads
@@ -87,3 +88,25 @@ another[5]
 def test_other_maps_fail_as_before(segments: Segments) -> None:
     done = python("-c", OTHER, *segments.paths)
     assert done.returncode == -7, "SIGBUS"
+
+
+LMDB = """
+import os, sys
+import numpy as np
+from ooc.stores.arrays.lmdb_rows import LmdbRows
+rows = LmdbRows(sys.argv[1], dtype="float32", shape=(2000, 64))
+out = np.empty((2000, 64), np.float32)
+rows.read(np.arange(1000), out[:1000])
+os.truncate(sys.argv[1] + "/data.mdb", 16384)
+rows.read(np.arange(2000), out)
+print("not reached")
+"""
+
+
+def test_an_lmdb_environment_that_is_truncated_ends_the_process_with_one_line(tmp_path: Path) -> None:
+    write_lmdb_rows(tmp_path / "x.lmdb", np.ones((2000, 64), np.float32))
+    done = python("-c", LMDB, tmp_path / "x.lmdb")
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = set(done.stderr.splitlines())
+    assert len(lines) == 1, "threads that fail at the same moment say the same"
+    assert lines.pop().startswith(f"ooc: error: {tmp_path}/x.lmdb/data.mdb cannot be read: it was truncated, or the disk fails")
