@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ooc.report.page import write_report
     from ooc.runtime.memory import MemoryMeter
     from ooc.runtime.version import __version__
-    from ooc.sampling.negatives import GivenNegatives, HistoricalNegatives, RandomNegatives
+    from ooc.sampling.negatives import GivenNegatives, HistoricalNegatives, RandomNegatives, TgbNegatives
     from ooc.stores.dataset import Dataset
     from ooc.stores.growth.append import AppendResult
     from ooc.stores.growth.compact import compact
@@ -58,6 +58,7 @@ __all__ = [
     "SnapshotLoader",
     "SnapshotsConfig",
     "StoreError",
+    "TgbNegatives",
     "TrainConfig",
     "WrittenRows",
     "__version__",
@@ -107,6 +108,7 @@ __getattr__ = lazy_exports(
         "SaintLoader": "ooc.loading.subgraph_loaders",
         "SnapshotLoader": "ooc.loading.snapshot_loader",
         "SnapshotsConfig": "ooc.config.snapshots",
+        "TgbNegatives": "ooc.sampling.negatives",
         "TrainConfig": "ooc.config.nodes",
         "WrittenRows": "ooc.training.infer",
         "__version__": "ooc.runtime.version",

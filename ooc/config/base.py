@@ -227,9 +227,11 @@ class TimeConfig(RunConfig):
         if len(self.destinations) == 1:
             raise ValueError("destinations must be two numbers: the first and the last node")
         for name in ("negatives", "eval_negatives") if self.destinations else ():
-            if getattr(self, name) == "destinations":
+            if getattr(self, name) in ("destinations", "tgb"):
                 if name in self.model_fields_set:
-                    raise ValueError(f"destinations are a range for random negatives: leave it out, or {name} = destinations")
+                    raise ValueError(
+                        f"destinations are a range for random negatives: leave it out, or {name} = {getattr(self, name)}"
+                    )
                 object.__setattr__(self, name, "random")  # the model is frozen otherwise
         if self.val + self.test >= 1:
             raise ValueError("val and test must be shares of the events that sum to less than 1")

@@ -14,6 +14,10 @@ OF_OWN = ("strategy", "heads")
 """those that also apply to user-defined classes"""
 _NEIGHBORS = {"tgn": [10], "tgat": [10, 10], "graphmixer": [20]}
 """defaults of the papers, or of PyG's example"""
+_SAMPLED = ("destinations", "random", "historical", "tgb")
+"""evaluation negatives that come from no file"""
+_TGB_RATIO = 100
+"""TGB's default"""
 
 
 class EventsConfig(TimeConfig):
@@ -48,13 +52,15 @@ class EventsConfig(TimeConfig):
     batch_size: Positive = Field(default=200, description="Events per batch; events of equal time stay together.")
     eval_negatives: str = Field(
         default="destinations",
-        description="Evaluation negatives: destinations, random, historical, or an npy file (a row per event from validation "
-        "on).",
+        description="Evaluation negatives: destinations, random, historical, tgb (one of destinations and, beside it, as many "
+        "as eval_ratio as in the Temporal Graph Benchmark: tgb_mrr), or an npy file (a row per event from validation on).",
     )
-    eval_ratio: Ratio = Field(default=1, description="Evaluation negatives per event (a file has its own number).")
+    eval_ratio: Ratio = Field(
+        default=1, description="Evaluation negatives per event (100 by default with tgb; a file has its own number)."
+    )
     epochs: Positive = Field(default=50, description="Epochs: passes over the training data.")
     lr: float = Field(default=0.0005, gt=0, description="Learning rate.")
-    monitor: Literal["ap", "auroc", "mrr"] | None = Field(
+    monitor: Literal["ap", "auroc", "mrr", "tgb_mrr"] | None = Field(
         default=None, description="Validation score that selects the best model; by default ap (mrr with several negatives)."
     )
 
@@ -74,6 +80,10 @@ class EventsConfig(TimeConfig):
             raise ValueError(f"num_neighbors must be one number for model {self.model}, which uses one hop")
         if self.hidden % self.heads and self.model in OF_MODEL["heads"]:
             raise ValueError(f"hidden = {self.hidden} is divided among {self.heads} heads: give a multiple")
+        if self.eval_negatives == "tgb" and "eval_ratio" not in self.model_fields_set:
+            object.__setattr__(self, "eval_ratio", _TGB_RATIO)
+        if self.monitor == "tgb_mrr" and self.eval_negatives != "tgb":
+            raise ValueError("monitor = tgb_mrr is a score of eval_negatives = tgb: give both, or another monitor")
         if self.negatives_file is not None and self.eval_ratio != 1:
             raise ValueError("eval_ratio does not apply to negatives from a file: leave it out")
         return self
@@ -86,4 +96,4 @@ class EventsConfig(TimeConfig):
     @property
     def negatives_file(self) -> Path | None:
         """File of the evaluation negatives; None if they are sampled."""
-        return None if self.eval_negatives in ("destinations", "random", "historical") else Path(self.eval_negatives)
+        return None if self.eval_negatives in _SAMPLED else Path(self.eval_negatives)

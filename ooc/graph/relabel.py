@@ -27,6 +27,11 @@ class RelabelTable:
     def nbytes(self) -> int:
         return self._node.nbytes + self._table.nbytes
 
+    @staticmethod
+    def most_bytes(nodes: int) -> int:
+        """Size in bytes at most of a table of so many nodes, however they are added."""
+        return 8 * (nodes * 5 // 4) + 4 * max(_MIN_CAPACITY, _capacity(nodes))
+
     def add(self, node: NDArray[Any], number: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return the numbers of `node` (int32|int64[n], may repeat) as int32[n] or in `number`; new ones get the next."""
         needed = self.size + len(node)

@@ -39,16 +39,27 @@ PREFETCH = 8
 BLOCK_EVENTS, BLOCK_BYTES = 2**16, 2**23
 """read at once, of which batches are parts: so many events, or fewer where these are wide"""
 FIELDS = frozenset(("src", "dst", "t", "neg_dst", "e_id", "n_id", "x", "entry", "entry_t", "entry_query", "query"))
-FIELDS |= {"memory_request", "edge_index", "edge_id", "id", "num_nodes", "num_sampled_nodes", "num_sampled_edges"}
+FIELDS |= {"part_of", "memory_request", "edge_index", "edge_id", "id", "num_nodes", "num_sampled_nodes", "num_sampled_edges"}
 """of a batch, beside the events' columns; or edge_FIELD is one"""
+RANKED_AT_ONCE = 2**10
+"""sources, destinations and negatives of a part that is ranked, or one event's: a constant, so that scores are the same in any
+memory; as many as a batch of the default size asks about, about twice over"""
 _QUERY_BYTES = 32
 """of a source, destination or negative before its past is drawn: itself, its node, time and entry"""
+
+
+class BatchPart(NamedTuple):
+    """Events to sample for: a whole batch, or some of its events that are ranked against further negatives."""
+
+    block: EventBlock
+    batch: EventBlock
+    ranked: bool
 
 
 class SampledEvents(NamedTuple):
     """A batch with its queries' past: sources, destinations, negatives, one behind the other, at their event's time."""
 
-    block: EventBlock
+    part: BatchPart
     negative: Ids | None
     """int64[k, ratio]"""
     past: TemporalSubgraph
@@ -141,6 +152,9 @@ class EventLoader(TemporalLoader):
         num_neighbors: Edges of the past drawn at a node, per hop; []: none.
         temporal_strategy: "last" draws the latest of them, "uniform" any.
         negatives: Of `ooc.sampling.negatives`, or None.
+        ranking: Further negatives, to rank events against many. Before each batch its events then come in parts of a few, with
+            these as neg_dst, and with part_of, the batch's first event: what they ask about knows nothing of the batch.
+            `len(loader)` does not count them.
         columns: Of the events to read; None: all.
         features: Whether to give x.
         whole_times: Whether what a batch teaches is never of the time that the next one asks about.
@@ -176,6 +190,7 @@ class EventLoader(TemporalLoader):
         num_neighbors: Sequence[int] = (10,),
         temporal_strategy: Strategy = "last",
         negatives: Negatives | None = None,
+        ranking: Negatives | None = None,
         columns: Sequence[str] | None = None,
         features: bool = True,
         whole_times: bool = True,
@@ -196,7 +211,7 @@ class EventLoader(TemporalLoader):
             raise ConfigError(f"batch_size is a whole number, 1 or more, not {batch_size!r}")
         self._begin, self._end = span_of(data.events, events)
         self._batch_size, self._whole_times, self._shared = batch_size, whole_times, shared
-        self._negatives, self._beside = negatives, beside
+        self._negatives, self._ranking, self._beside = negatives, ranking, beside
         self._seed, *_, self._seed_drawn = share_of(seed, 0, 1)
         slots = TemporalIndex.of(data, self.budget.memory)
         self._sampler = TemporalSampler(data.graph, fanout_of(num_neighbors), temporal_strategy, self._max_bytes, slots=slots)
@@ -223,14 +238,15 @@ class EventLoader(TemporalLoader):
             "fanout": list(self._sampler.fanout),
             "strategy": self._sampler.temporal_strategy,
             "columns": list(self._columns),
-            "negatives": None if self._negatives is None else f"{type(self._negatives).__name__}({self._negatives.ratio})",
+            "negatives": _named(self._negatives),
+            "ranking": _named(self._ranking),
         }
 
     def _use_seed(self, seed: int) -> None:
         self._seed = seed
 
     def _from(self, start: Cursor) -> Pipeline | OnDevice:
-        return self._batches(self._blocks(start.step), self._stages(start.epoch))
+        return self._batches(self._parts(start.step), self._stages(start.epoch))
 
     def _stages(self, epoch: int) -> list[Stage]:
         """What is done to a block of events; the last stage gives (the event behind it, the batch)."""
@@ -259,15 +275,24 @@ class EventLoader(TemporalLoader):
                 self.moved.events += block.nbytes
             yield block.part(first, last)
 
-    def _draw(self, epoch: int, block: EventBlock) -> SampledEvents:
+    def _parts(self, start: int) -> Iterator[BatchPart]:
+        """The batches, each behind the parts of it that are ranked."""
+        for batch in self._blocks(start):
+            if self._ranking is not None:
+                count = max(1, RANKED_AT_ONCE // (2 + self._ranking.ratio))
+                for first in range(batch.first, batch.last, count):
+                    yield BatchPart(batch.part(first, min(first + count, batch.last)), batch, ranked=True)
+            yield BatchPart(batch, batch, ranked=False)
+
+    def _draw(self, epoch: int, part: BatchPart) -> SampledEvents:
         """Negatives and the past. Raises BudgetError where that does not fit."""
-        negative = None
-        if self._negatives is not None:
-            need = len(block) * (2 + self._negatives.ratio) * _QUERY_BYTES
+        block, negatives, negative = part.block, self._ranking if part.ranked else self._negatives, None
+        if negatives is not None:
+            need = len(block) * (2 + negatives.ratio) * _QUERY_BYTES
             if need > self._max_bytes:
                 raise self._too_large(len(block), need)
             past = self._events.before(block.time)
-            negative = self._negatives.draw(block, past, key(self._seed, Purpose.NEGATIVE, epoch))
+            negative = negatives.draw(block, past, key(self._seed, Purpose.NEGATIVE, epoch))
         ends = [block.src.astype(np.int64), block.dst.astype(np.int64), *([] if negative is None else negative.T)]
         nodes, times = np.concatenate(ends), np.concatenate([block.time] * len(ends))
         query = np.arange(len(nodes))
@@ -275,16 +300,16 @@ class EventLoader(TemporalLoader):
             distinct = RelabelTable()
             query = distinct.add(nodes).astype(np.int64)
             nodes = distinct.nodes()
-            times = np.full(len(nodes), block.time[0])
+            times = np.full(len(nodes), part.batch.time[0])
         found = self._sampler.sample(nodes, times, key(self._seed, Purpose.SAMPLE, epoch))
         union = RelabelTable()
         entry = union.add(found.node).astype(np.int64)
-        return SampledEvents(block, negative, found, union.nodes(), entry, query)
+        return SampledEvents(part, negative, found, union.nodes(), entry, query)
 
     def _nbytes(self, sampled: SampledEvents) -> int:
         """Bytes of the batch from here to the model. Raises BudgetError for more than there may be."""
         values = sum(int(np.prod(self._events.width(name), dtype=np.int64)) for name in self._columns)
-        edges, block = len(sampled.past.source), sampled.block
+        edges, block = len(sampled.past.source), sampled.part.block
         need = sampled.past.nbytes + len(sampled.entry) * 24 + edges * (32 + 4 * values)
         need += len(sampled.node) * (8 + self._node_bytes + self._beside) + len(block) * (40 + 4 * values)
         if need > self._max_bytes:
@@ -300,8 +325,8 @@ class EventLoader(TemporalLoader):
 
     def _collate(self, sampled: SampledEvents) -> tuple[int, Any]:
         """(the event behind it, the batch)."""
-        block, negative, past, node, entry, query = sampled
-        count = len(block)
+        part, negative, past, node, entry, query = sampled
+        block, count = part.block, len(part.block)
         fields = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in block.columns.items()}
         data = TemporalData(
             src=torch.from_numpy(block.src.astype(np.int64)),
@@ -325,5 +350,13 @@ class EventLoader(TemporalLoader):
             self.moved.gathered += nbytes
             data[f"edge_{name}"] = torch.from_numpy(values)
         data.num_sampled_nodes, data.num_sampled_edges = list(past.num_nodes), list(past.num_edges)
+        if part.ranked:
+            data.part_of = part.batch.first
         self._add_features(data, node)
-        return block.first + count, data if self._transform is None else self._transform(data)
+        behind = part.batch.first if part.ranked else part.batch.last
+        return behind, data if self._transform is None else self._transform(data)
+
+
+def _named(negatives: Negatives | None) -> str | None:
+    """What a state of a loader keeps of its negatives."""
+    return None if negatives is None else f"{type(negatives).__name__}({negatives.ratio})"

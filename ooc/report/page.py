@@ -116,6 +116,7 @@ def _render(name: str, summary: dict[str, Any], figures: list[Shown], steps: int
         advice=summary.get("plan", {}).get("advice"),
         metrics=_with_baselines(summary),
         unscored=summary.get("unscored", {}),
+        negatives=summary.get("negatives"),
         metric_names=list(next(iter(summary.get("metrics", {}).values()), {})),
         batches=class_of(config).model_construct(**config).batches,
         config=config,
@@ -268,7 +269,7 @@ def validation_figure(epochs: list[dict[str, Any]], best_epoch: int | None) -> s
     top, *others = np.atleast_1d(figure.subplots(1 + has_loss, 1, sharex=True, height_ratios=(2, 1)[: 1 + has_loss]))
     x = [line["epoch"] + 1 for line in epochs]
     marker = "o" if len(x) < 30 else None
-    names = {"accuracy": BLUE, "ap": BLUE, "auroc": ORANGE, "f1_macro": GREEN, "f1": GREEN, "mrr": GREEN}
+    names = {"accuracy": BLUE, "ap": BLUE, "auroc": ORANGE, "f1_macro": GREEN, "f1": GREEN, "mrr": GREEN, "tgb_mrr": INK}
     for name, color in names.items():
         if (values := _values(epochs, name)) is not None:
             top.plot(x, values, color=color, linewidth=1.7, marker=marker, markersize=3, label=name.replace("_", " "))

@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     DRIFT = 6
     NORMALISE = 7
     NEGATIVE = 8
+    RANKING = 9
 
 
 def mix(value: int) -> int:

@@ -160,9 +160,9 @@ class MemoryPlan:
         return self.batches // _HISTORY_SHARE // 2
 
     @property
-    def pairs(self) -> int:
-        """For the pairs that EdgeBank remembers: half, before a model has batches."""
-        return self.batches // 2
+    def pairs(self) -> BatchRoom:
+        """For the pairs that EdgeBank remembers, or TGB's negatives are drawn from: half, before a model has batches."""
+        return self._part(2)
 
     @property
     def trial_rows(self) -> int:

@@ -1,8 +1,8 @@
-"""Negative destinations of events for link prediction: random, historical, or from a file.
+"""Negative destinations of events for link prediction: random, historical, from a file, or those of TGB's evaluation.
 
-A sample depends on (key, event number) only, so it is the same for any batches, and never uses events at or after the event's
-own time. (Random and historical negatives as in Poursafaei et al., "Towards Better Evaluation for Dynamic Link Prediction",
-NeurIPS 2022; historical ones per source and files as in the Temporal Graph Benchmark, Huang et al., NeurIPS 2023.)
+A sample depends on (key, event number) only, so it is the same for any batches. Except for TGB's, none uses events at or after
+the event's own time. (Random and historical negatives as in Poursafaei et al., "Towards Better Evaluation for Dynamic Link
+Prediction", NeurIPS 2022; historical ones per source and files as in the Temporal Graph Benchmark, Huang et al., NeurIPS 2023.)
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,12 +12,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.sampling.kernels import stream_of, uniform
+from ooc.graph.relabel import RelabelTable
+from ooc.runtime.keyed_random import Purpose, key
+from ooc.runtime.memory_plan import plan_memory, words_for
+from ooc.sampling.kernels import draw_distinct, stream_of, uniform
 from ooc.sampling.temporal_neighbor import TemporalIndex
+from ooc.sampling.time_windows import span_of
 from ooc.stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
 from ooc.stores.arrays.segment_rows import read_range
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.errors import BudgetError, ConfigError, InputError
 from ooc.stores.events import EventBlock
 from ooc.stores.jit import kernel
 
@@ -29,7 +33,11 @@ _DRAWS = 8
 LATEST = 256
 """latest events of the source's past that are searched if no sampled one had another destination"""
 _EVENTS_AT_ONCE = 2**20
-"""read at a time to find the destinations of training events"""
+"""read at a time to find the destinations of events"""
+_PAIRS_AT_ONCE = 2**16
+"""events whose pairs are collected at a time"""
+_TGB_KEY = np.uint64(key(0, Purpose.RANKING))
+"""of all runs: TGB's negatives are fixed"""
 _AT_ONCE = 1024
 """negatives searched at a time: about 10 MB"""
 
@@ -56,7 +64,7 @@ class RandomNegatives:
     Raises:
         ConfigError: If there are fewer than two nodes to draw from, or `ratio` is below 1.
 
-    >>> RandomNegatives(0, ds.num_nodes, among=training_destinations(ds, *chronological(ds.events)["train"]))
+    >>> RandomNegatives(0, ds.num_nodes, among=destinations_of(ds, *chronological(ds.events)["train"]))
     """
 
     def __init__(self, first: int, last: int, ratio: int = 1, birth: AnyArray | None = None, among: Ids | None = None) -> None:
@@ -137,6 +145,82 @@ class HistoricalNegatives:
         return len(position)
 
 
+class TgbNegatives:
+    """Up to `ratio` negatives per event as in the Temporal Graph Benchmark (its `NegativeEdgeGenerator`, "hist_rnd").
+
+    Half of them, as far as there are so many, are distinct destinations that the source had in the training events; the others
+    are distinct destinations of any event of the store that the source did not have in training. None is a true destination of
+    the source at the event's time. They depend on the event's number only: not on a run's seed, epoch or batches. Times of
+    birth are not considered. Where there are fewer than `ratio`, the event's own destination fills the row; it is no negative.
+
+    Args:
+        dataset: The store, with events.
+        ratio: Negatives per event.
+        train: The training events: "train" (those before validation, by time), or (first, last).
+        max_bytes: For the table of the training's pairs while they are collected, 20 to 30 bytes each; None: half of what the
+            memory leaves for batches. 8 bytes each stay.
+
+    Raises:
+        ConfigError: `ratio` is below 1.
+        BudgetError: The pairs do not fit `max_bytes`.
+
+    >>> negatives = ooc.TgbNegatives(ds, 100)
+    >>> loader = ooc.EventLoader(ds, events="test", negatives=negatives)
+    """
+
+    def __init__(
+        self, dataset: Dataset, ratio: int = 100, train: str | tuple[int, int] = "train", max_bytes: int | None = None
+    ) -> None:
+        if ratio < 1:
+            raise ConfigError(f"negatives need a ratio of at least 1, not {ratio}")
+        self._events, self.ratio = dataset.events, ratio
+        self._all = destinations_of(dataset, 0, len(dataset.events))
+        most = plan_memory(dataset).pairs if max_bytes is None else max_bytes
+        self._pairs = self._collect(*span_of(dataset.events, train), most)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self._all.nbytes + self._pairs.nbytes
+
+    @property
+    def num_destinations(self) -> int:
+        """Distinct destinations of all events."""
+        return len(self._all)
+
+    def _collect(self, first: int, last: int, max_bytes: int) -> Ids:
+        """Return the distinct pairs of events first..last-1, sorted: source * `num_destinations` + the destination's place."""
+        table = RelabelTable()
+        for start in range(first, last, _PAIRS_AT_ONCE):
+            block = self._events.read(start, min(start + _PAIRS_AT_ONCE, last), [])
+            table.add(self._row(block.src) + self._place(block.dst))
+            if table.nbytes > max_bytes:
+                need = RelabelTable.most_bytes(last - first)
+                raise BudgetError(
+                    f"the pairs of {last - first:,} training events, from which TGB's historical negatives are drawn, may need "
+                    f"{words_for(need, max_bytes)}; give more memory, or take other eval_negatives"
+                )
+        return table.ascending(table.size)[0]
+
+    def _place(self, dst: AnyArray) -> Ids:
+        return np.searchsorted(self._all, dst)
+
+    def _row(self, src: AnyArray) -> Ids:
+        return src.astype(np.int64) * len(self._all)
+
+    def draw(self, block: EventBlock, past: Ids, key: int) -> Ids:
+        """See `Negatives`; ignores the past and the key."""
+        events, out = self._events, np.empty((len(block), self.ratio), np.int64)
+        first, last = events.at(block.time[0], "left"), events.at(block.time[-1], "right")
+        near = block if (first, last) == (block.first, block.last) else events.read(first, last, [])
+        row, true = self._row(block.src), self._place(near.dst)
+        seen = np.searchsorted(self._pairs, np.stack([row, row + len(self._all)]))
+        near_first, near_last = (np.searchsorted(near.time, block.time, side) for side in ("left", "right"))
+        ranges = np.concatenate([seen, np.stack([near_first, near_last])])
+        _tgb(block.first, block.src, row, ranges, near.src, true, self._pairs, len(self._all), _TGB_KEY, out)
+        return np.where(out < 0, block.dst[:, None], self._all[out])
+
+
 class GivenNegatives:
     """Negatives from an npy file, int[events, ratio], for events first, first + 1, ..., as benchmarks provide them.
 
@@ -184,7 +268,7 @@ def fallback_counts(drawn: Iterable[Negatives | None]) -> dict[str, int]:
     return {"historical_negatives": total, "historical_negatives_random": random}
 
 
-def training_destinations(dataset: Dataset, first: int, last: int) -> Ids:
+def destinations_of(dataset: Dataset, first: int, last: int) -> Ids:
     """Return the nodes that are destinations of events first..last-1, sorted int64[k]; one byte per node while it counts."""
     met = np.zeros(dataset.num_nodes, bool)
     for start in range(first, last, _EVENTS_AT_ONCE):
@@ -206,7 +290,8 @@ def negatives_of(
         how: "destinations" (of training events), "random" or "historical".
         ratio: Negatives per event.
         destinations: First and last node for random negatives, () for all.
-        among: Returns the nodes that "destinations" stands for.
+        among: Returns the nodes that "destinations" stands for. Historical negatives are among them too where a source has no
+            other earlier destination, unless `destinations` are given.
 
     Raises:
         ConfigError: If `destinations` are out of range, or for historical negatives of a directed store.
@@ -219,9 +304,8 @@ def negatives_of(
     if how == "destinations":
         assert among is not None, "the training events have destinations"
         return RandomNegatives(0, nodes, ratio, birth, among())
-    random = RandomNegatives(first, last + 1, ratio, birth)
     if how == "random":
-        return random
+        return RandomNegatives(first, last + 1, ratio, birth)
     if not dataset.manifest.undirected:
         raise ConfigError(
             f"historical negatives need the past of sources, but {dataset.path} has directed edges and stores only that of "
@@ -229,7 +313,8 @@ def negatives_of(
         )
     slots, events = TemporalIndex.of(dataset), dataset.events
     source = ArrayRows(np.asarray(events.map("src"))) if slots.mapped else events.rows("src")
-    return HistoricalNegatives(slots, source, random)
+    chosen = among() if among is not None and not destinations else None
+    return HistoricalNegatives(slots, source, RandomNegatives(first, last + 1, ratio, birth, chosen))
 
 
 @kernel
@@ -264,3 +349,57 @@ def _drawn(number: int, event: Ids, column: Ids, attempt: Ids, key: np.uint64, f
     for i in range(len(out)):
         stream = stream_of(key, number + event[i])
         out[i] = first[i] + int(uniform(stream, column[i] * (_DRAWS + 1) + attempt[i]) * count[i])
+
+
+@kernel
+def _tgb(
+    number: int,
+    src: AnyArray,
+    row: Ids,
+    ranges: Ids,
+    near_src: AnyArray,
+    near_dst: Ids,
+    pairs: Ids,
+    count: int,
+    key: np.uint64,
+    out: Ids,
+) -> None:
+    """Fill out[i] with places of distinct destinations, then -1; see `TgbNegatives`.
+
+    ranges: int64[4, k]: the event's source has pairs[ranges[0, i]:ranges[1, i]], and the events of its time are
+    ranges[2, i]:ranges[3, i] of near_src and near_dst (places). count: of destinations.
+    """
+    ratio = out.shape[1]
+    drawn = np.empty(ratio, np.int64)
+    for i in range(len(out)):
+        out[i] = -1
+        seen = pairs[ranges[0, i] : ranges[1, i]] - row[i]
+        at_once = slice(ranges[2, i], ranges[3, i])
+        true = np.unique(near_dst[at_once][near_src[at_once] == src[i]])
+        hidden = np.searchsorted(seen, true)  # places in `seen` that may not be drawn
+        hidden = hidden[seen[np.minimum(hidden, len(seen) - 1)] == true] if len(seen) else hidden[:0]
+        historical = min(ratio // 2, len(seen) - len(hidden))
+        _other_than(hidden, len(seen), historical, stream_of(key, number + i), drawn)
+        for j in range(historical):
+            out[i, j] = seen[drawn[j]]
+        met = np.unique(np.concatenate((seen, true)))
+        random = min(ratio - historical, count - len(met))
+        _other_than(met, count, random, stream_of(~key, number + i), drawn)
+        for j in range(random):
+            out[i, historical + j] = drawn[j]
+
+
+@kernel
+def _other_than(hidden: Ids, size: int, count: int, stream: np.uint64, out: Ids) -> None:
+    """Set out[:count] to distinct numbers below `size` without those of `hidden` (ascending), uniformly."""
+    left = size - len(hidden)
+    if count == left:
+        for j in range(count):
+            out[j] = j
+    elif count:
+        draw_distinct(stream, 0, left, count, out, 0)
+    skipped = 0
+    for j in range(count):
+        while skipped < len(hidden) and hidden[skipped] <= out[j] + skipped:
+            skipped += 1
+        out[j] += skipped

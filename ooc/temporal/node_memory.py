@@ -38,7 +38,7 @@ class MemoryRequest:
 
     `own`, `other`: int64[n], positions in u of each node and of its last event's other end; `time` [n] of that event; `known`
     bool[n], whether there is one; `columns`: name -> [n, ...]; `write`: int64[w] ascending, nodes with events in the batch;
-    `at`: int64[w], their positions in n_id.
+    `at`: int64[w], their positions in n_id. A part of a batch that is ranked writes nothing.
     """
 
     fetched: PrefetchedRows
@@ -113,7 +113,8 @@ class NodeMemory:
 
     def ahead(self, batch: Any) -> MemoryRequest:
         """Find the last events of a batch's nodes and prefetch the rows it needs; call for every batch in order."""
-        node, first = batch.n_id.numpy(), int(batch.e_id[0])
+        ranked = "part_of" in batch
+        node, first = batch.n_id.numpy(), batch.part_of if ranked else int(batch.e_id[0])
         begin, past = self._slots.before("edge_id", node, np.full(len(node), first))
         known = past > 0
         slot = (begin + past - 1)[known]
@@ -129,7 +130,7 @@ class NodeMemory:
             values, _ = Gather(self._events.encoding(name)).read(self._events.rows(name), event, self._buffers)
             columns[name] = np.zeros((len(node), *values.shape[1:]), values.dtype)
             columns[name][known] = values
-        write = np.unique(torch.cat([batch.src, batch.dst]).numpy())
+        write = np.unique(torch.cat([batch.src, batch.dst]).numpy())[: 0 if ranked else None]
         order = np.argsort(node)
         at = order[np.searchsorted(node, write, sorter=order)]
         own, others = np.searchsorted(ids, node), np.searchsorted(ids, other)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +15,7 @@ from ooc.history.history import Growth
 from ooc.loading.event_loader import EventLoader
 from ooc.metrics.links import EdgeBank, LinkScores
 from ooc.runtime.keyed_random import Purpose, key
-from ooc.sampling.negatives import GivenNegatives, Negatives
+from ooc.sampling.negatives import GivenNegatives, Negatives, TgbNegatives
 from ooc.sampling.time_windows import NANOSECONDS, chronological, prefix
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
@@ -40,9 +41,12 @@ class EventMode(TimeMode):
         self.memory: NodeMemory | None = None
         self._has_memory = config.model == "tgn"
         check_undirected(dataset)
-        torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
-        self._set_model(self._make(), self._has_memory)
         self.splits = chronological(events, config.val, config.test)
+        self.ranking: TgbNegatives | None = None
+        if config.eval_negatives == "tgb":
+            self.ranking = TgbNegatives(dataset, config.eval_ratio, self.splits["train"])
+        torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
+        self._set_model(self._make(), self._has_memory, 0 if self.ranking is None else self.ranking.nbytes)
         self.negatives = self._negatives_by_split()
         self.loaders = {split: self._loader(split) for split in self.splits}
         several = self.negatives["val"].ratio > 1
@@ -89,6 +93,7 @@ class EventMode(TimeMode):
         options: dict[str, Any] = {
             "events": self.splits[split],
             "negatives": self.negatives[split],
+            "ranking": None if split == "train" else self.ranking,
             "seed": config.seed if split == "train" else key(config.seed, Purpose.EVALUATE) >> 1,
             "budget": self.budget.beside_history() if self._has_memory else self.budget,
         }
@@ -152,18 +157,47 @@ class EventMode(TimeMode):
         """Scores of a split's events, the memory going on through them."""
         if self.memory is not None:
             self.memory.end_pass()
-        loader, found = self.loaders[split], LinkScores(folder=self.config.out)
+        loader, found = self.loaders[split], EventScores(self.config.out)
         loader.set_epoch(0)
         for batch in loader:
-            found.update(*self._scored(batch))
+            found.update(batch, *self._scored(batch))
             self.pace(f"scores of {split}", int(batch.e_id[-1]) + 1 - self.splits[split][0], loader.num_events, "events")
-        return dict(found.compute()) or None
+        return found.compute() or None
+
+    def _negatives_said(self) -> str | None:
+        said = super()._negatives_said()
+        if self.ranking is None:
+            return said
+        return (
+            f"{said}; for tgb_mrr: up to {self.ranking.ratio:,}, half of them training destinations of the source, the others "
+            f"any of {self.ranking.num_destinations:,} destinations"
+        )
 
     def _kept(self) -> dict[str, Any]:
         return {"memory": None if self.history is None else self.history.state(), "loader": self.loaders["train"].state_dict()}
 
     def seen(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
         return prefix(self.dataset.events, int(state["loader"]["event"]))
+
+
+class EventScores:
+    """Scores of a split's events: AP, ROC AUC and ranks, and beside them ranks among TGB's negatives, named tgb_..."""
+
+    def __init__(self, folder: Path) -> None:
+        self._scores, self._ranks = LinkScores(folder=folder), LinkScores(folder=folder)
+
+    def update(self, batch: Any, positive: Tensor, negative: Tensor) -> None:
+        """Add a batch, or a part of one that is ranked: positive [k], negative [k, r], as `LinkScores`."""
+        if "part_of" in batch:
+            fills_the_row = batch.neg_dst.view(len(positive), -1) == batch.dst[:, None]
+            self._ranks.update(positive, negative.masked_fill(fills_the_row, -torch.inf))
+        else:
+            self._scores.update(positive, negative)
+
+    def compute(self) -> Scores:
+        """Return the scores; empty without events."""
+        ranks = {f"tgb_{name}": value for name, value in self._ranks.compute().items() if name not in ("ap", "auroc")}
+        return {**self._scores.compute(), **ranks}
 
 
 def edgebank(mode: EventMode) -> dict[str, dict[str, Scores]]:
@@ -173,12 +207,13 @@ def edgebank(mode: EventMode) -> dict[str, dict[str, Scores]]:
     if not bank.read(events, *mode.splits["train"], mode.budget.pairs, mode.pace):
         return {"EdgeBank": {}}
     for split in ("val", "test"):
-        scores = LinkScores(folder=mode.config.out)
+        scores = EventScores(mode.config.out)
         for batch in mode._loader(split, bare=True):
             source, target = batch.src.numpy(), batch.dst.numpy()
             negative = batch.neg_dst.numpy().reshape(len(source), -1)
-            scores.update(bank.score(source, target), bank.score(source[:, None], negative))
-            bank.update(source, target)
+            scores.update(batch, bank.score(source, target), bank.score(source[:, None], negative))
+            if "part_of" not in batch:
+                bank.update(source, target)
             mode.pace("EdgeBank", int(batch.e_id[-1]) + 1, len(events), "events")
-        found[split] = dict(scores.compute())
+        found[split] = scores.compute()
     return {"EdgeBank": {split: scores for split, scores in found.items() if scores}}

@@ -25,7 +25,7 @@ from ooc.models.layers import evaluating
 from ooc.runtime.clock import write_trace
 from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.messages import Pace
-from ooc.sampling.negatives import Negatives, fallback_counts, negatives_of, training_destinations
+from ooc.sampling.negatives import Negatives, destinations_of, fallback_counts, negatives_of
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
@@ -67,12 +67,15 @@ class TimeMode(Mode):
         self.scores: dict[str, Scores] = {}
         """of the best model so far"""
 
-    def _set_model(self, model: nn.Module, keeps_state: bool) -> None:
-        """Put the model on the device, and divide the memory beside it. keeps_state: whether nodes have a state."""
+    def _set_model(self, model: nn.Module, keeps_state: bool, kept: int = 0) -> None:
+        """Put the model on the device, and divide the memory beside it.
+
+        keeps_state: whether nodes have a state; kept: bytes that the mode itself keeps.
+        """
         dataset = self.dataset
         self.model = model.to(self.device)
         a_node = STATE_A_NODE * keeps_state + 16 * ("birth" in dataset.names) + DESTINATION * self._draws_destinations
-        kept = dataset.num_nodes * a_node + PAIR_BYTES
+        kept += dataset.num_nodes * a_node + PAIR_BYTES
         self.budget = plan_memory(dataset, model_bytes(self.config, self.model) + kept)
 
     @property
@@ -96,9 +99,19 @@ class TimeMode(Mode):
         found = {split: self._draw_negatives(split) for split in ("train", "val")}
         return found | {"test": found["val"]}
 
+    def _drawn(self, split: str) -> tuple[str, int]:
+        """How negatives of a split are drawn, and how many per event."""
+        config = self.config
+        if split == "train":
+            return config.negatives, config.ratio
+        if config.eval_negatives == "tgb":  # TGB's are beside it
+            return "destinations", 1
+        return config.eval_negatives, config.eval_ratio
+
     @property
     def _draws_destinations(self) -> bool:
-        return "destinations" in (self.config.negatives, self.config.eval_negatives)
+        drawn = {self._drawn(split)[0] for split in ("train", "val")}
+        return "destinations" in drawn or ("historical" in drawn and not self.config.destinations)
 
     @property
     @abstractmethod
@@ -108,7 +121,7 @@ class TimeMode(Mode):
     @cached_property
     def destinations(self) -> Ids:
         """Nodes that are destinations of training events, sorted: nothing later is known of."""
-        return training_destinations(self.dataset, *self.trained_events)
+        return destinations_of(self.dataset, *self.trained_events)
 
     def _negatives_said(self) -> str | None:
         """What negatives are drawn from, for people; None if none are."""
@@ -120,7 +133,7 @@ class TimeMode(Mode):
         if self.config.destinations:
             said["random"] = "nodes {}..{}".format(*self.config.destinations)
         said["historical"] = "earlier destinations of the source"
-        names = self.config.negatives, self.config.eval_negatives
+        names = (self._drawn(split)[0] for split in ("train", "val"))
         train, scores = (said.get(name, name) for name in names)
         return f"negatives: {train}" if train == scores else f"negatives: {train}; for scores: {scores}"
 
@@ -131,9 +144,7 @@ class TimeMode(Mode):
 
     def _draw_negatives(self, split: str) -> Negatives:
         """Negatives of a split, as configured."""
-        config = self.config
-        how, ratio = (config.negatives, config.ratio) if split == "train" else (config.eval_negatives, config.eval_ratio)
-        return negatives_of(self.dataset, how, ratio, config.destinations, lambda: self.destinations)
+        return negatives_of(self.dataset, *self._drawn(split), self.config.destinations, lambda: self.destinations)
 
     def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
         """See `Mode`; the baselines depend on the events alone, so they are scored first."""

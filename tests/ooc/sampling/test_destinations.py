@@ -1,14 +1,17 @@
 """Negatives among the training's destinations, against numpy."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from ooc.config.events import EventsConfig
 from ooc.config.snapshots import SnapshotsConfig
-from ooc.sampling.negatives import RandomNegatives, negatives_of, training_destinations
+from ooc.sampling.negatives import RandomNegatives, destinations_of, negatives_of
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.events import EventBlock
+from ooc.training.event_mode import EventMode
 from tests.ooc.temporal_stores import Edges
 
 
@@ -37,8 +40,8 @@ def test_nothing_after_training_is_known(tmp_path_factory: pytest.TempPathFactor
     with Dataset.open(edges.store(tmp_path_factory.mktemp("destinations"))) as ds:
         dst = np.asarray(ds.events.map("dst"))
         for last in (5, 40, len(dst)):
-            np.testing.assert_array_equal(training_destinations(ds, 0, last), np.unique(dst[:last]))
-        drawn = negatives_of(ds, "destinations", 3, among=lambda: training_destinations(ds, 0, 40))
+            np.testing.assert_array_equal(destinations_of(ds, 0, last), np.unique(dst[:last]))
+        drawn = negatives_of(ds, "destinations", 3, among=lambda: destinations_of(ds, 0, 40))
         block = ds.events.read(0, len(dst), [])
         assert set(np.unique(drawn.draw(block, np.arange(len(dst)), 1))) == set(np.unique(dst[:40]))
 
@@ -53,3 +56,18 @@ def test_a_range_is_of_random_negatives() -> None:
     assert SnapshotsConfig(**common, window="2", destinations=[3, 9], negatives="historical").negatives == "historical"
     with pytest.raises(ValueError, match="destinations are a range for random negatives"):
         EventsConfig(**common, destinations=[3, 9], negatives="destinations")
+
+
+def test_a_source_without_a_past_has_negatives_among_destinations_too(tmp_path: Path) -> None:
+    edges = Edges(span=3000)
+    edges.src %= 15
+    edges.dst = 15 + edges.dst % 15
+    with Dataset.open(edges.store(tmp_path, undirected=True)) as ds:
+        block = ds.events.read(0, len(ds.events), [])
+        for given, lowest in (({}, 15), ({"destinations": [3, 29]}, 3)):
+            config = EventsConfig(store=ds.path, out=tmp_path / "run", negatives="historical", **given)
+            mode = EventMode(config, ds)
+            found = mode.negatives["train"].draw(block, ds.events.before(block.time), 1)
+            assert lowest <= found.min() < lowest + 4
+            assert mode.counts()["historical_negatives_random"] > 10
+            mode.close()
