@@ -12,7 +12,7 @@ from ooc.stores.ingest import IngestResult, IngestSpec
 from ooc.stores.ingest.duck import Progress
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data
+    from torch_geometric.data import Data, TemporalData
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16", "int8", "int64"]
 
@@ -142,10 +142,11 @@ def ingest(
 
 
 def from_data(
-    data: "Data",
+    data: "Data | TemporalData",
     path: Path | str,
     *,
     undirected: bool = False,
+    time_unit: Literal["s", "ms", "us", "ns"] = "s",
     dtype: Dtype = "auto",
     random_split: str | Sequence[float] | None = None,
     seed: int = 0,
@@ -156,16 +157,21 @@ def from_data(
     memory: str | int = "2GB",
     progress: Progress | None = None,
 ) -> Dataset:
-    """Write a PyG `Data` to a new store, and open it.
+    """Write a PyG `Data` or `TemporalData` to a new store, and open it.
 
     x, y, edge_index, edge_weight and the masks become features, labels, edges, weights and splits. Every other tensor or array
     with a row per node or per edge is stored under its name, read by `ds.rows(name)` and `ds.edge_features(name)`. What is left
     out, and what is stored but in no batch, is said in a warning. Arrays are copied a block at a time.
 
+    Of a `TemporalData`, src, dst and t become the events, in order of time; msg, y and every other tensor with a row per event
+    are their columns, [k, 1] where the tensor has one dimension.
+
     Args:
-        data: A homogeneous graph; tensors of any dtype, layout and device, numpy arrays and memory maps are taken.
+        data: A homogeneous graph, or events; tensors of any dtype, layout and device, numpy arrays and memory maps are taken.
         path: Directory of the store; it must not exist.
-        undirected: Add the reverse of every edge. PyG's undirected graphs have both directions already.
+        undirected: Add the reverse of every edge. PyG's undirected graphs have both directions already. Models of events need
+            it, because a node's past includes the events it is the source of.
+        time_unit: Unit of a `TemporalData`'s times.
         dtype: How x is stored; "auto": integers as they are, everything else as float32.
         random_split: Shares of train, val and test, such as (0.6, 0.2, 0.2), instead of the masks.
         seed: Seed of the random split.
@@ -180,7 +186,8 @@ def from_data(
         The open data set.
 
     Raises:
-        InputError: If `data` is no homogeneous graph with edges, or its arrays do not fit.
+        InputError: If `data` is no homogeneous graph with edges, has no events, or its arrays do not fit.
+        ConfigError: If `time_unit` is given for a graph without times.
         StoreError: If `path` exists or the disk is full.
 
     >>> ds = ooc.from_data(Planetoid("data", "Cora")[0], "cora.ooc")
@@ -190,13 +197,14 @@ def from_data(
     from ooc.runtime.messages import warn_user
     from ooc.stores.ingest import ingest as build
 
-    arrays, left_out = arrays_of(data, "data")
+    arrays, left_out, time = arrays_of(data, "data")
     if random_split is not None:
         arrays = {name: array for name, array in arrays.items() if name not in ("train_mask", "val_mask", "test_mask")}
     settings: dict[str, Any] = {"undirected": undirected, "dtype": dtype, "seed": seed, "split_index": split_index}
-    settings |= {"parts": parts, "order": order, "allow_nan": allow_nan, "memory": memory}
+    settings |= {"parts": parts, "order": order, "allow_nan": allow_nan, "memory": memory, "time_unit": time_unit}
     settings["random_split"] = None if random_split is None else joined(random_split)
-    result = build(parse(IngestSpec, {"out": Path(path), "pyg": "data", **settings}), progress, arrays)
+    spec = parse(IngestSpec, {"out": Path(path), "pyg": "data", **settings})
+    result = build(spec if time is None else spec.with_times(time), progress, arrays)
     if left_out:
         result = replace(result, notes=(f"left out: {', '.join(left_out)}", *result.notes))
     for note in result.notes:

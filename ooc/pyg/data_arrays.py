@@ -1,7 +1,7 @@
-"""The arrays of a PyG `Data`: everything that has a row per node or edge, and a line about what has not."""
+"""The arrays of a PyG `Data` or `TemporalData`: what has a row per node, edge or event, and a line about what has not."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,19 +12,34 @@ from ooc.stores.errors import InputError
 from ooc.stores.ingest.arrays import Array, RowBlocks, dense_rows
 
 _STEP_BYTES = 16 << 20
+TIME = "t"
+"""a TemporalData's times"""
 
 
-def arrays_of(data: Any, name: str) -> tuple[dict[str, Array | RowBlocks], list[str]]:
-    """Return the arrays of a `Data` (x, y, edge_index, edge_weight, masks, num_nodes, all other tensors and arrays), and what
-    is left out.
+class DataArrays(NamedTuple):
+    """The arrays of a graph or a stream by name, what is left out, and the name of the times of a stream's events."""
+
+    arrays: dict[str, Array | RowBlocks]
+    left_out: list[str]
+    time: str | None = None
+
+
+def arrays_of(data: Any, name: str) -> DataArrays:
+    """Return the arrays of a `Data` (x, y, edge_index, edge_weight, masks, num_nodes, all other tensors and arrays), or of a
+    `TemporalData` (edge_index of src and dst, t, num_nodes, all others), and what is left out.
 
     Tensors of any device, layout and dtype, numpy arrays and memory maps are taken; bfloat16 becomes float32 and sparse rows
-    dense, a block at a time. Raises InputError for a graph without edges or with several types.
+    dense, a block at a time. Raises InputError for a graph without edges or with several types, or a stream without events.
     """
-    from torch_geometric.data import Data
+    from torch_geometric.data import Data, TemporalData
 
+    if isinstance(data, TemporalData):
+        return _events_of(data, name)
     if not isinstance(data, Data):
-        raise InputError(f"{name} is a {type(data).__name__}: it must be a Data with one graph of one type of nodes and edges")
+        raise InputError(
+            f"{name} is a {type(data).__name__}: it must be a Data with one graph of one type of nodes and edges, or a "
+            "TemporalData"
+        )
     arrays: dict[str, Array | RowBlocks] = {}
     left_out: list[str] = []
     for key, value in data.to_dict().items():
@@ -40,7 +55,23 @@ def arrays_of(data: Any, name: str) -> tuple[dict[str, Array | RowBlocks], list[
         raise InputError(f"{name} has no edge_index: it cannot be ingested as a graph")
     count = arrays["x"].shape[0] if "x" in arrays else data.num_nodes
     arrays["num_nodes"] = np.array(count, dtype=np.int64)
-    return arrays, left_out
+    return DataArrays(arrays, left_out)
+
+
+def _events_of(data: Any, name: str) -> DataArrays:
+    """The arrays of a `TemporalData`. Raises InputError where src, dst and t do not make events."""
+    found = {key: as_array(value) for key, value in data.to_dict().items() if value is not None}
+    arrays = {key: array for key, array in found.items() if array is not None}
+    ends = [arrays.pop(key, None) for key in ("src", "dst")]
+    shapes = {None if each is None or isinstance(each, RowBlocks) else each.shape for each in (*ends, arrays.get(TIME))}
+    whole = all(isinstance(each, np.ndarray) and each.dtype.kind in "iu" for each in ends)
+    if len(shapes) > 1 or not whole or shapes in ({(0,)}, {()}):
+        raise InputError(f"{name} has no events: src, dst (whole numbers) and t need the same length, at least 1")
+    src, dst = (np.asarray(each, np.int64) for each in ends)
+    arrays["edge_index"] = RowBlocks((2, len(src)), np.dtype(np.int64), lambda: (end[None] for end in (src, dst)))
+    arrays["num_nodes"] = np.array(1 + max(int(src.max()), int(dst.max())), dtype=np.int64)
+    left_out = [f"{key} ({type(data[key]).__name__})" for key, array in found.items() if array is None]
+    return DataArrays(arrays, left_out, TIME)
 
 
 def as_array(value: Any) -> Array | RowBlocks | None:

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ooc.pyg.data_arrays import arrays_of
+from ooc.pyg.data_arrays import DataArrays, arrays_of
 from ooc.runtime.restoring import working_directory_left
 from ooc.stores.errors import ConfigError
 from ooc.stores.ingest import IngestResult, IngestSpec
 from ooc.stores.ingest import ingest as build
-from ooc.stores.ingest.arrays import Array, RowBlocks
 from ooc.stores.ingest.duck import Progress
 
 
@@ -25,8 +24,8 @@ def ingest(spec: IngestSpec, progress: Progress | None = None) -> IngestResult:
     """
     if spec.pyg is None:
         return build(spec, progress)
-    arrays, left_out = read_pyg(spec.pyg, arguments(spec.arg))
-    result = build(spec, progress, arrays)
+    arrays, left_out, time = read_pyg(spec.pyg, arguments(spec.arg))
+    result = build(spec if time is None else spec.with_times(time), progress, arrays)
     notes = [f"left out: {', '.join(left_out)}"] if left_out else []
     return replace(result, notes=(*notes, *result.notes))
 
@@ -50,11 +49,12 @@ def arguments(pairs: list[str]) -> dict[str, Any]:
 
 
 @working_directory_left()
-def read_pyg(name: str, keywords: Mapping[str, Any]) -> tuple[dict[str, Array | RowBlocks], list[str]]:
+def read_pyg(name: str, keywords: Mapping[str, Any]) -> DataArrays:
     """Return the arrays of item 0 of a PyG data set, and what is left out; see `arrays_of`.
 
     `name` is a class of torch_geometric.datasets, or `package.module:Class`, also from the working directory. Raises
-    ConfigError if it does not exist or cannot be constructed, InputError if item 0 is no Data with edges.
+    ConfigError if it does not exist or cannot be constructed, InputError if item 0 is neither a Data with edges nor
+    a TemporalData.
     """
     module_name, _, class_name = name.rpartition(":")
     here = os.getcwd()

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.stores.errors import InputError
+from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.ingest import graphbolt
 from ooc.stores.ingest.arrays import EDGE_FEATURES, KEYS, Arrays, extras_of, part_of, save_arrays, sparse_adjacency
 from ooc.stores.ingest.duck import Duck, Progress
@@ -22,7 +22,7 @@ from ooc.stores.ingest.sources import (
     stage_edge_array,
     unpack_npz,
 )
-from ooc.stores.ingest.spec import IngestSpec
+from ooc.stores.ingest.spec import OF_EVENTS, IngestSpec
 
 
 @dataclass
@@ -67,7 +67,12 @@ class Inputs:
 def gather(spec: IngestSpec, duck: Duck, stage: Path, arrays: Arrays | None, progress: Progress) -> Inputs:
     """Find, check and unpack the inputs of `spec` (an append may lack edges); `arrays` are those of a data set in memory."""
     if arrays is not None:
-        return _from_npys(save_arrays(arrays, stage / "arrays"), spec.pyg or "arrays", stage)
+        shown, paths = spec.pyg or "arrays", save_arrays(arrays, stage / "arrays")
+        if spec.time is not None:
+            return _from_events(paths, shown, spec.time, stage)
+        if spec.time_unit != "s":
+            raise ConfigError(f"`time_unit` says what the times' numbers mean, but {shown} has no times: leave it out")
+        return _from_npys(paths, shown, stage)
     if spec.npz is not None:
         paths = {key: str(path) for key, path in unpack_npz(spec.npz, stage / "npz").items()}
         return _from_npys(paths, str(spec.npz), stage)
@@ -137,7 +142,7 @@ def _edge_arrays(pattern: str, paths: list[Path], stage: Path) -> Inputs:
         weight = open_array(found["edge_weight"], str(path)).reshape(-1) if "edge_weight" in found else None
         kinds.add(None if weight is None else arrow_type(weight.dtype))
         edges = open_array(_pick(found, "edges", path), str(path))
-        files.append(stage_edge_array(edges, str(path), stage / "edges" / f"{index:05d}.parquet", weight))
+        files.append(stage_edge_array(edges, str(path), stage / "edges" / f"{index:05d}.parquet", _columns(weight=weight)))
     if len(kinds) > 1:
         raise InputError(f"{pattern} matches files with and without weights, or with weights of several types: save them alike")
     (kind,) = kinds
@@ -160,12 +165,36 @@ def _from_npys(paths: dict[str, str], shown: str, stage: Path) -> Inputs:
     names = {path: f"{shown}[{key}]" for key, path in paths.items()}
     opened = {part: open_array(Path(path), names[path]) for part, path in parts.items() if path is not None}
     weight = opened["weight"].reshape(-1) if "weight" in opened else None
-    file = stage_edge_array(opened["edges"], shown, stage / "edges" / "00000.parquet", weight)
+    file = stage_edge_array(opened["edges"], shown, stage / "edges" / "00000.parquet", _columns(weight=weight))
     columns = {"src": "int64", "dst": "int64"} | ({} if weight is None else {"weight": arrow_type(weight.dtype)})
     inputs = Inputs(Table((file,), columns, text=False), weight=None if weight is None else "weight")
     if parts["num_nodes"] is not None:
         inputs.num_nodes = _count(opened["num_nodes"], names[parts["num_nodes"]])
     return _with_arrays(inputs, paths, shown)
+
+
+def _from_events(paths: dict[str, str], shown: str, time: str, stage: Path) -> Inputs:
+    """Events in memory: edge_index, num_nodes, their times, and arrays with a row per event, which become edge features."""
+    names = {path: f"{shown}[{key}]" for key, path in paths.items()}
+    opened = {key: open_array(Path(path), names[path]) for key, path in paths.items()}
+    edges, times, count = (opened.pop(key) for key in ("edge_index", time, "num_nodes"))
+    file = stage_edge_array(edges, shown, stage / "edges" / "00000.parquet", {time: times})
+    table = Table((file,), {"src": "int64", "dst": "int64", time: arrow_type(times.dtype)}, text=False)
+    inputs = Inputs(table, num_nodes=_count(count, f"{shown}[num_nodes]"), shown=names)
+    left_out = []
+    for key, array in opened.items():
+        fits = array.ndim in (1, 2) and len(array) == file.rows and array.size
+        if fits and key.isidentifier() and key not in OF_EVENTS:
+            inputs.edge_features[key] = [paths[key]]
+        else:
+            left_out.append(f"{key} ({array.dtype} {list(array.shape)})")
+    if left_out:
+        inputs.notes.append(f"{shown}: left out, as they are no columns of events: {', '.join(left_out)}")
+    return inputs
+
+
+def _columns(**columns: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
+    return {name: values for name, values in columns.items() if values is not None}
 
 
 def _with_arrays(inputs: Inputs, paths: dict[str, str], shown: str) -> Inputs:

@@ -9,6 +9,7 @@ import lzma
 import re
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -368,18 +369,23 @@ def unpack_npz(path: Path, stage: Path) -> dict[str, Path]:
     return found
 
 
-def stage_edge_array(edges: NDArray[Any], shown: str, staged: Path, weight: NDArray[Any] | None = None) -> TableFile:
-    """Write edges [2, E] or [E, 2] (and weight [E]) as a Parquet table with columns src, dst (and weight)."""
+def stage_edge_array(
+    edges: NDArray[Any], shown: str, staged: Path, columns: Mapping[str, NDArray[Any]] | None = None
+) -> TableFile:
+    """Write edges [2, E] or [E, 2] as a Parquet table with columns src and dst, and `columns`: weights or times, [E] each."""
     if edges.dtype.kind not in "iu" or edges.ndim != 2 or 2 not in edges.shape:
         raise InputError(f"{shown} holds {edges.dtype} {list(edges.shape)}: edges are whole numbers [2, E] or [E, 2]")
     ends_apart, count = edges.shape[0] == 2, edges.size // 2
-    if weight is not None and (weight.dtype.kind not in "fiub" or weight.dtype.itemsize > 8):
-        raise InputError(f"{shown}: the weights are {weight.dtype}, not numbers of 64 bits or less; save them as float32")
-    if weight is not None and weight.shape != (count,):
-        raise InputError(f"{shown}: weights of shape {list(weight.shape)} do not fit {count} edges")
+    columns = columns or {}
+    for name, values in columns.items():
+        what = "weights" if name == "weight" else "times"
+        if values.dtype.kind not in "fiub" or values.dtype.itemsize > 8:
+            raise InputError(f"{shown}: the {what} are {values.dtype}, not numbers of 64 bits or less; save them as float32")
+        if values.shape != (count,):
+            raise InputError(f"{shown}: {what} of shape {list(values.shape)} do not fit {count} edges")
     if not edges.flags.c_contiguous:
         edges, ends_apart = edges.T, not ends_apart
-    kinds = {"src": edges.dtype, "dst": edges.dtype} | ({} if weight is None else {"weight": weight.dtype})
+    kinds = {"src": edges.dtype, "dst": edges.dtype, **{name: values.dtype for name, values in columns.items()}}
     schema = pa.schema([(key, pa.from_numpy_dtype(kind.newbyteorder("="))) for key, kind in kinds.items()])
     staged.parent.mkdir(parents=True, exist_ok=True)
     with pq.ParquetWriter(staged, schema, use_dictionary=False) as writer:
@@ -389,7 +395,7 @@ def stage_edge_array(edges: NDArray[Any], shown: str, staged: Path, weight: NDAr
                 src, dst = read_items(edges, start, rows), read_items(edges, count + start, rows)
             else:
                 src, dst = np.ascontiguousarray(read_items(edges, 2 * start, 2 * rows).reshape(rows, 2).T)
-            part = {"src": src, "dst": dst} | ({} if weight is None else {"weight": read_items(weight, start, rows)})
+            part = {"src": src, "dst": dst, **{name: read_items(values, start, rows) for name, values in columns.items()}}
             writer.write_table(pa.table(part, schema=schema))
     return TableFile(shown, str(staged.resolve()), count)
 

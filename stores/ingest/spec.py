@@ -161,10 +161,19 @@ class IngestSpec(BaseModel):
     def _check_times(self) -> None:
         if self.time is None and self.birth is not None:
             raise ConfigError("`birth` is in the time of the edges: give `time` too")
-        if self.time is None and self.time_unit != "s":
+        if self.time is None and self.time_unit != "s" and self.pyg is None:
             raise ConfigError("`time_unit` says what the times' numbers mean: give `time` too")
         if self.time is not None and self.drop_duplicates:
             raise ConfigError("`drop_duplicates` does not go with `time`: an event may come again, at another time")
+
+    def with_times(self, column: str) -> "IngestSpec":
+        """Return these settings for a data set that brings the edges' times, called `column`.
+
+        Raises ConfigError where a setting does not go with times.
+        """
+        found = self.model_copy(update={"time": column})
+        found._check_times()
+        return found
 
     def _refuse(self, source: str, names: tuple[str, ...]) -> None:
         for name in names:

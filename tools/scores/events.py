@@ -5,8 +5,10 @@
 
 Events in time order, 70 % for training, 15 % for validation, which selects the epoch, and 15 % for testing; a negative per
 event; AP. As in DyGLib: batches of 200, the 10 (TGN) or 20 (GraphMixer) latest events of a node, dropout 0.1 and 0.4, time
-encodings of 100 columns. Different: DyGLib trains for 100 epochs with a learning rate of 0.0001 and 172 columns, and reports
-the mean AP of batches; here it is the AP of all events. Each run's result is saved in OUT/kept, so a killed command continues.
+encodings of 100 columns. Different: DyGLib trains for 100 epochs with a learning rate of 0.0001 and 172 columns. Its AP is the
+mean of the APs of batches of 200 events, with negatives among the destinations of all events; here it is one AP of all events
+of the split, with negatives among the destinations of training events. Each run's result is saved in OUT/kept, so a killed
+command continues.
 
 Published: random negatives, transductive (Yu et al., "Towards Better Dynamic Graph Learning", NeurIPS 2023): EdgeBank 76.20,
 TGN 92.34, GraphMixer 93.25.

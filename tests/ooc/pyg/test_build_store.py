@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 import scipy.sparse
 import torch
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, HeteroData, TemporalData
 
 import ooc
+from ooc.cli.main import main
 from ooc.pyg.dataset_source import ingest as from_pyg
 from ooc.stores.arrays.rows import Rows
 from ooc.stores.dataset import Dataset
@@ -278,3 +279,91 @@ def test_attributed_adjacency_files(tmp_path: Path) -> None:
     with ooc.open(tmp_path / "s.ooc") as ds:
         np.testing.assert_array_equal(read(ds.rows("x")), attributes.toarray().astype(np.float32))
         assert (ds.num_edges, ds.num_classes) == (adjacency.nnz, 4)
+
+
+def stream(**more: Any) -> TemporalData:
+    """Events that are not in order of time."""
+    count = 200
+    rng = torch.Generator().manual_seed(1)
+    ends = {name: torch.randint(0, N, (count,), generator=rng) for name in ("src", "dst")}
+    t = torch.randint(0, 10**6, (count,), generator=rng)
+    return TemporalData(**ends, t=t, msg=torch.rand(count, 3, generator=rng), y=torch.arange(count) % 2, **more)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("sort", [False, True])
+def test_a_temporal_data_becomes_the_same_stream(tmp_path: Path, sort: bool) -> None:
+    given = stream(price=torch.rand(200, dtype=torch.float64).half())
+    order = torch.argsort(given.t, stable=True)
+    given = given[order] if sort else given
+    with ooc.from_data(given, tmp_path / "s.ooc", undirected=True, time_unit="ms") as ds:
+        assert (len(ds.events), ds.num_nodes, ds.events.unit) == (200, given.num_nodes, "ms")
+        expected = stream(price=given.price) if sort else given
+        batches = list(ooc.EventLoader(ds, 64))
+        for name in ("src", "dst", "t"):
+            assert torch.equal(torch.cat([batch[name] for batch in batches]), given[name] if sort else expected[name][order])
+        for name in ("msg", "y", "price"):
+            found = torch.cat([batch[name] for batch in batches])
+            wanted = given[name] if sort else given[name][order]
+            assert torch.equal(found, wanted.reshape(200, -1).to(found.dtype)), name
+        window = next(iter(ooc.SnapshotLoader(ds, 10**6 + 1, labels="y", columns=["msg"])))
+        assert window.edge_index.size(1) == 200
+    assert verify(tmp_path / "s.ooc") == []
+
+
+def test_what_a_temporal_data_has_besides_its_events_is_said(tmp_path: Path) -> None:
+    given = stream(name="tiny", z=torch.rand(5, 2), cube=torch.rand(200, 2, 2), weight=torch.rand(200))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with ooc.from_data(given, tmp_path / "s.ooc") as ds:
+            assert sorted(ds.events.columns) == ["msg", "y"]
+    texts = [str(each.message) for each in said]
+    assert "left out, as they are no numbers: name (str)" in texts
+    left = "z (float32 [5, 2]), cube (float32 [200, 2, 2]), weight (float32 [200])"
+    assert any(f"left out, as they are no columns of events: {left}" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (TemporalData(src=torch.arange(3), dst=torch.arange(3)), "data has no events: src, dst .* and t need the same length"),
+        (TemporalData(src=torch.empty(0).long(), dst=torch.empty(0).long(), t=torch.empty(0)), "data has no events"),
+        (
+            TemporalData(src=torch.rand(3), dst=torch.arange(3), t=torch.arange(3)),
+            "src, dst .whole numbers. and t",
+        ),
+        (TemporalData(src=torch.arange(3), dst=torch.arange(3), t=torch.tensor([0.0, torch.nan, 1])), "t is nan"),
+        (TemporalData(src=torch.arange(3) - 1, dst=torch.arange(3), t=torch.arange(3)), "-1"),
+    ],
+)
+def test_a_temporal_data_without_events_is_refused(tmp_path: Path, given: TemporalData, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        ooc.from_data(given, tmp_path / "s.ooc")
+    assert not (tmp_path / "s.ooc").exists()
+
+
+def test_a_unit_of_times_is_for_times(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="time_unit says what the times' numbers mean, but data has no times"):
+        ooc.from_data(data(), tmp_path / "s.ooc", time_unit="ms")
+
+
+class Streams:
+    """A data set of one stream, for `ooc ingest --pyg`."""
+
+    def __getitem__(self, index: int) -> TemporalData:
+        return stream()
+
+
+def test_ingest_reads_a_data_set_of_events(tmp_path: Path) -> None:
+    name = "tests.ooc.pyg.test_build_store:Streams"
+    assert main(["ingest", str(tmp_path / "s.ooc"), "--pyg", name, "--undirected", "--time-unit", "us"]) == 0
+    ooc.ingest(tmp_path / "t.ooc", pyg=name, undirected=True, time_unit="us")
+    given = stream()
+    order = torch.argsort(given.t, stable=True)
+    for each in ("s.ooc", "t.ooc"):
+        with ooc.open(tmp_path / each) as ds:
+            assert ds.events.unit == "us"
+            np.testing.assert_array_equal(np.asarray(ds.events.map("dst")), given.dst[order])
+            np.testing.assert_array_equal(np.asarray(ds.events.map("msg")), given.msg[order])
+    with pytest.raises(ConfigError, match="drop_duplicates does not go with time"):
+        ooc.ingest(tmp_path / "u.ooc", pyg=name, drop_duplicates=True)
