@@ -28,7 +28,7 @@ from ooc.runtime.messages import warn_user
 from ooc.runtime.pipeline import Pipeline, Stage
 from ooc.runtime.transfer import OnDevice
 from ooc.sampling.negatives import Negatives
-from ooc.sampling.temporal_neighbor import Strategy, TemporalIndex, TemporalSampler, TemporalSubgraph
+from ooc.sampling.temporal_neighbor import EDGE_BYTES, QUERY_BYTES, Strategy, TemporalIndex, TemporalSampler, TemporalSubgraph
 from ooc.sampling.time_windows import span_of
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
@@ -270,7 +270,9 @@ class EventLoader(TemporalLoader):
         for first, last in self._borders(start):
             if block is None or last > block.last:
                 if (need := (last - first) * width) > self._max_bytes:
-                    raise self._too_large(last - first, need)
+                    ratio = 0 if self._negatives is None else self._negatives.ratio
+                    most = self._most_bytes(last - first, (last - first) * (2 + ratio))
+                    raise self._too_large(last - first, max(need, most), "may need")
                 block = self._events.read(first, min(self._end, max(last, first + step)), columns)
                 self.moved.events += block.nbytes
             yield block.part(first, last)
@@ -290,7 +292,7 @@ class EventLoader(TemporalLoader):
         if negatives is not None:
             need = len(block) * (2 + negatives.ratio) * _QUERY_BYTES
             if need > self._max_bytes:
-                raise self._too_large(len(block), need)
+                raise self._too_large(len(block), self._most_bytes(len(block), need // _QUERY_BYTES), "may need")
             past = self._events.before(block.time)
             negative = negatives.draw(block, past, key(self._seed, Purpose.NEGATIVE, epoch))
         ends = [block.src.astype(np.int64), block.dst.astype(np.int64), *([] if negative is None else negative.T)]
@@ -301,26 +303,49 @@ class EventLoader(TemporalLoader):
             query = distinct.add(nodes).astype(np.int64)
             nodes = distinct.nodes()
             times = np.full(len(nodes), part.batch.time[0])
-        found = self._sampler.sample(nodes, times, key(self._seed, Purpose.SAMPLE, epoch))
+        try:
+            found = self._sampler.sample(nodes, times, key(self._seed, Purpose.SAMPLE, epoch))
+        except BudgetError:
+            if min(self._sampler.fanout) < 0:
+                raise
+            raise self._too_large(len(block), self._most_bytes(len(block), len(nodes)), "may need") from None
         union = RelabelTable()
         entry = union.add(found.node).astype(np.int64)
         return SampledEvents(part, negative, found, union.nodes(), entry, query)
 
+    def _most_bytes(self, events: int, queries: int) -> int:
+        """`_nbytes` at most, where every query has a full past of other nodes."""
+        hops = [queries]
+        for fanout in self._sampler.fanout:
+            hops.append(hops[-1] * max(fanout, 1))
+        entries, edges = sum(hops), sum(hops[1:])
+        sampled = entries * QUERY_BYTES + edges * EDGE_BYTES + 8 * (entries + 1)
+        nodes = min(entries, self.data.num_nodes)
+        return max(queries * _QUERY_BYTES, sampled + self._batch_bytes(events, entries, edges, nodes))
+
+    @property
+    def _values(self) -> int:
+        """Values of all columns together, of an event."""
+        return sum(int(np.prod(self._events.width(name), dtype=np.int64)) for name in self._columns)
+
+    def _batch_bytes(self, events: int, entries: int, edges: int, nodes: int) -> int:
+        """Bytes of a batch beside what was sampled."""
+        need = entries * 24 + edges * (32 + 4 * self._values)
+        return need + nodes * (8 + self._node_bytes + self._beside) + events * (40 + 4 * self._values)
+
     def _nbytes(self, sampled: SampledEvents) -> int:
         """Bytes of the batch from here to the model. Raises BudgetError for more than there may be."""
-        values = sum(int(np.prod(self._events.width(name), dtype=np.int64)) for name in self._columns)
         edges, block = len(sampled.past.source), sampled.part.block
-        need = sampled.past.nbytes + len(sampled.entry) * 24 + edges * (32 + 4 * values)
-        need += len(sampled.node) * (8 + self._node_bytes + self._beside) + len(block) * (40 + 4 * values)
+        need = sampled.past.nbytes + self._batch_bytes(len(block), len(sampled.entry), edges, len(sampled.node))
         if need > self._max_bytes:
             raise self._too_large(len(block), need)
         return need
 
-    def _too_large(self, count: int, need: int) -> BudgetError:
+    def _too_large(self, count: int, need: int, needs: str = "needs") -> BudgetError:
         together = " (those of one time stay together)" if count > self._batch_size else ""
         return BudgetError(
-            f"a batch of {count:,} events{together} needs {words_for(need, self._max_bytes)}; take smaller batches, a smaller "
-            "fan-out, fewer negatives or more memory"
+            f"a batch of {count:,} events{together} {needs} {words_for(need, self._max_bytes)}; take smaller batches, a "
+            "smaller fan-out, fewer negatives or more memory"
         )
 
     def _collate(self, sampled: SampledEvents) -> tuple[int, Any]:

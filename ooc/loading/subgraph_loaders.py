@@ -29,7 +29,7 @@ from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.runtime.messages import warn_user
 from ooc.runtime.pipeline import Pipeline
 from ooc.runtime.transfer import OnDevice, pins
-from ooc.sampling.cluster import Edges, cut, parts_of, ranges_of
+from ooc.sampling.cluster import Edges, Limit, cut, parts_of, ranges_of
 from ooc.sampling.saint import Draw, Kind, Normalisation, SaintSampler, check
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import Ids
@@ -137,8 +137,9 @@ class SubgraphLoader(BatchLoader):
         mapped = mapping_of(graph.indices) is None or graph.sampled_bytes() <= warm  # else edges are read as they are wanted
         edges = None if mapped else Edges(data.edge_rows("indices"), {name: data.edge_rows(name) for name in collator.columns})
         topology = Topology(graph, None, max(0, budget.topology - graph.indptr.nbytes), warm, mapped, collator.columns)
-        draw = self._drawing(graph, edges, budget.max_batch, row_bytes, counts)
-        memory = BatchBytes(budget.max_batch, collator, row_bytes, model_width=width)
+        limit = budget.batch, collator.nbytes(1, 0, row_bytes), collator.nbytes(0, 1, row_bytes)
+        draw = self._drawing(graph, edges, limit, counts)
+        memory = BatchBytes(budget.batch, collator, row_bytes, model_width=width)
         sample = SubgraphSampleStage(order, draw, topology, memory, counts, threads=sample_threads, norm=self._norm)
         labels = None if data.labels is None else Labels(data.labels, True, train, data.task == "multilabel")
         x = None if gather is None else data.stored("x")
@@ -149,10 +150,11 @@ class SubgraphLoader(BatchLoader):
         warn_of_prefetch(prefetch_factor, strategy)
         super().__init__(data, strategy, budget, place, max(1, prefetch_factor or PREFETCH))
 
-    def _drawing(self, graph: Graph, edges: Edges | None, max_bytes: int, row_bytes: int, counts: ReadCounts) -> DrawSubgraph:
-        """How a step's subgraph is drawn within `max_bytes`, of `row_bytes` a node; edges: None for the graph's arrays."""
+    def _drawing(self, graph: Graph, edges: Edges | None, limit: Limit, counts: ReadCounts) -> DrawSubgraph:
+        """How a step's subgraph is drawn within the limit; edges: None for the graph's arrays."""
         parts, halo = self.parts, self.halo
-        return lambda seeds, key: cut(graph, ranges_of(parts, seeds), halo, edges, max_bytes, row_bytes)
+        most = None if limit[0] is None else int(limit[0])
+        return lambda seeds, key: cut(graph, ranges_of(parts, seeds), halo, edges, most, *limit[1:])
 
 
 def _parts_of(data: Dataset, num_parts: int | None, batch_size: int) -> tuple[Ids, InputNodes]:
@@ -383,9 +385,10 @@ class SaintLoader(SubgraphLoader):
             **arguments,
         )
 
-    def _drawing(self, graph: Graph, edges: Edges | None, max_bytes: int, row_bytes: int, counts: ReadCounts) -> DrawSubgraph:
-        sampler = SaintSampler(graph, self.how, edges, max_bytes, row_bytes)
-        self._norm = Normalisation(sampler._replace(row_bytes=0), *self._counting, lambda nbytes: counts.add(topology=nbytes))
+    def _drawing(self, graph: Graph, edges: Edges | None, limit: Limit, counts: ReadCounts) -> DrawSubgraph:
+        sampler = SaintSampler(graph, self.how, edges, *limit)
+        bare = sampler._replace(row_bytes=0, edge_bytes=0)
+        self._norm = Normalisation(bare, *self._counting, lambda nbytes: counts.add(topology=nbytes))
         return lambda seeds, key: sampler.draw(key)
 
     def prepare(self) -> None:

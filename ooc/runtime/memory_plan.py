@@ -5,9 +5,10 @@ batches alive at once. So a batch's largest size is known before anything is sam
 Every share of the memory is a number in this module, with its reason; all but `plan_memory` is pure.
 """
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.zarr_rows import BLOCK_BYTES, ForeignRows
@@ -38,6 +39,42 @@ _HISTORY_SHARE = 4
 _TRIAL_BYTES = 2**29
 
 
+class TopologyBytes(NamedTuple):
+    """Bytes of a graph's topology, and how much of it is in memory under a limit."""
+
+    index: int = 0
+    """indptr"""
+    slots: int = 0
+    """those that may be mapped at once where there is room"""
+    sampled: int = 0
+    """those that sampling reads"""
+
+    def under(self, limit: int) -> int:
+        """Bytes in memory under a limit of the process."""
+        share = TOPOLOGY_SHARE if self.sampled <= limit // TOPOLOGY_SHARE else COLUMNS_SHARE
+        return self.index + min(self.slots, limit // share)
+
+    def enough(self, memory: int, others: int) -> tuple[int, int]:
+        """(the smallest limit, `memory` or more, that holds the topology and `others`; the one to advise).
+
+        others: bytes of everything else. The second is `_ROUND_UP` times the first, and holds what it lets be mapped.
+        """
+        least = memory
+        while True:
+            while least < (need := others + self.under(least)):
+                least = need
+            advised = int(least * _ROUND_UP)
+            short = [limit for limit in _near(advised) if limit < others + self.under(limit)]
+            if not short:
+                return least, advised
+            least = short[0]
+
+
+def _near(memory: int) -> tuple[int, int, int]:
+    """What three digits may stand for."""
+    return memory - memory // 190, memory, memory + memory // 190
+
+
 class BatchRoom(int):
     """Bytes that one batch may take, 1/`parts` of what `budget` has for batches; so an error can say how much is enough."""
 
@@ -51,7 +88,7 @@ class BatchRoom(int):
 
 
 _ROUND_UP = 1.02
-"""so that the memory that is named, rounded to three digits, is enough"""
+"""so that the memory that is named, rounded to three digits, is enough, and in another process too"""
 _PARTS = {1: "all", 2: "half of what", 5: "a fifth of what", 10: "a tenth of what"}
 _PARTS |= {SECOND_SHARE: "beside another loader of these rows a quarter of what"}
 
@@ -61,9 +98,11 @@ def words_for(need: int, room: int) -> str:
     words = f"{format_bytes(need)} of {format_bytes(room)}"
     if not isinstance(room, BatchRoom):
         return words
-    memory = room.budget.memory
-    enough = format_bytes((memory + room.parts * (need - room)) * _ROUND_UP)
-    return f"{words} ({_PARTS[room.parts]} {format_bytes(memory)} of memory leaves for batches; about {enough} would do)"
+    budget = room.budget
+    enough = format_bytes(budget.enough_for(budget.batches + room.parts * (need - room)))
+    beside = " beside the state of nodes" if budget.states else ""
+    share = f"{_PARTS[room.parts]} {format_bytes(budget.memory)} of memory leaves for batches{beside}"
+    return f"{words} ({share}; about {enough} would do)"
 
 
 @dataclass(frozen=True)
@@ -79,7 +118,7 @@ class MemoryPlan:
     labels: int
     """labels, touched at random by every batch, and the splits"""
     model: int
-    """parameters, gradients and optimizer state"""
+    """parameters, gradients and optimizer state, and what a mode keeps of nodes"""
     runtime: int
     """what libraries allocate at first use"""
     scratch: int
@@ -90,6 +129,15 @@ class MemoryPlan:
     """the largest batch; one is at the model, one sampled ahead, and the model's activations are counted as one"""
     origin: str = ""
     """where `memory` comes from, for people"""
+    graph: TopologyBytes = TopologyBytes(0)  # noqa: RUF009 - a tuple
+    """what `topology` is part of"""
+    states: int = 0
+    """what `beside_history` has left to histories, or to a memory of nodes"""
+
+    def enough_for(self, batches: int) -> int:
+        """The memory of the process to advise where batches need so many bytes."""
+        whole = math.ceil(batches * (self.batches + self.states) / self.batches)
+        return self.graph.enough(self.memory, self.memory - self.topology - self.batches - self.states + whole + SHARES)[1]
 
     @property
     def batches(self) -> int:
@@ -177,7 +225,7 @@ class MemoryPlan:
         """The plan of batches whose run keeps a history: with the other three quarters of their memory."""
         left = _HISTORY_SHARE - 1
         in_flight, max_batch = self.in_flight * left // _HISTORY_SHARE, self.max_batch * left // _HISTORY_SHARE
-        return replace(self, in_flight=in_flight, max_batch=max_batch)
+        return replace(self, in_flight=in_flight, max_batch=max_batch, states=self.batches - in_flight - 3 * max_batch)
 
     def parts(self) -> dict[str, int]:
         """Bytes by purpose, for people; an indented one is part of the one above."""
@@ -205,30 +253,40 @@ def gathered_share(room: int) -> int:
 
 
 def divide(
-    memory: int, *, baseline: int, topology: int = 0, labels: int = 0, model: int = 0, scratch: int = 0, origin: str = ""
+    memory: int,
+    *,
+    baseline: int,
+    topology: int | TopologyBytes = 0,
+    labels: int = 0,
+    model: int = 0,
+    scratch: int = 0,
+    origin: str = "",
 ) -> MemoryPlan:
     """Divide `memory` bytes; arguments are bytes, named as in `MemoryPlan`. The parts sum to `memory`, except for rounding.
 
     Activations larger than a batch (many wide layers) are not counted. Raises BudgetError if what stays leaves no room for
-    batches; it names the least memory that is enough.
+    batches; it names the least memory that is enough, and what that is made of.
     """
-    stays = {
+    graph = topology if isinstance(topology, TopologyBytes) else TopologyBytes(topology)
+    others = {
         "the process": baseline,
-        "the topology": topology,
         "labels": labels,
-        "the model": model,
+        "the model and its state": model,
         "libraries": RUNTIME_BYTES,
+        "read buffers": scratch,
+        "the smallest batches": SHARES * LEAST_BATCH,
     }
-    fixed = sum(stays.values()) + scratch
-    share = (memory - fixed) // SHARES
+    fixed, here = sum(others.values()) - SHARES * LEAST_BATCH, graph.under(memory)
+    share = (memory - fixed - here) // SHARES
     if share < LEAST_BATCH:
-        named = ", ".join(f"{name} {format_bytes(size)}" for name, size in stays.items() if size)
-        least = fixed + SHARES * LEAST_BATCH
+        least, advised = graph.enough(memory, sum(others.values()))
+        parts = {"the process": baseline, "the topology": graph.under(least), **others}
+        named = [f"{name} {format_bytes(size)}" for name, size in parts.items() if size]
         raise BudgetError(
-            f"{format_bytes(memory)} of memory leaves nothing for batches: {named} and read buffers "
-            f"{format_bytes(scratch)} stay; give at least {format_bytes(least * 1.05)}"
+            f"{format_bytes(memory)} of memory leaves nothing for batches: {', '.join(named[:-1])} and {named[-1]} take "
+            f"{format_bytes(least)}; give at least {format_bytes(advised)}"
         )
-    return MemoryPlan(memory, baseline, topology, labels, model, RUNTIME_BYTES, scratch, 2 * share, share, origin)
+    return MemoryPlan(memory, baseline, here, labels, model, RUNTIME_BYTES, scratch, 2 * share, share, origin, graph)
 
 
 def plan_memory(dataset: Dataset, model: int = 0, columns: Collection[str] | None = None) -> MemoryPlan:
@@ -239,12 +297,11 @@ def plan_memory(dataset: Dataset, model: int = 0, columns: Collection[str] | Non
     `columns` are the graph's columns that batches read, None for all.
     """
     process, graph = dataset.process_memory, dataset.graph
-    share = TOPOLOGY_SHARE if graph.sampled_bytes() <= process.limit // TOPOLOGY_SHARE else COLUMNS_SHARE
     labels = 0 if dataset.labels is None else dataset.labels.nbytes
     return divide(
         process.limit,
         baseline=process.baseline,
-        topology=graph.indptr.nbytes + min(graph.mapped_bytes(columns), process.limit // share),
+        topology=TopologyBytes(graph.indptr.nbytes, graph.mapped_bytes(columns), graph.sampled_bytes()),
         labels=labels + len(dataset.splits) * Members.nbytes_for(dataset.num_nodes),
         model=model,
         scratch=SCRATCH_BYTES + _large_chunks(dataset),

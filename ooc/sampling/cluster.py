@@ -19,7 +19,8 @@ from ooc.stores.jit import kernel
 from ooc.stores.sizes import format_bytes
 
 Words = NDArray[np.uint64]
-Limit = tuple[int | None, int]
+Limit = tuple[int | None, int, int]
+"""most bytes of a batch (None: any), and what a node and an edge take beside the subgraph's arrays"""
 """bytes of a subgraph, None for no limit, and feature bytes per node"""
 
 PIECE_SLOTS = 2**20
@@ -68,19 +69,26 @@ def ranges_of(parts: Ids, numbers: Ids) -> Ids:
 
 
 def cut(
-    graph: Graph, ranges: Ids, halo: bool, edges: Edges | None = None, max_bytes: int | None = None, row_bytes: int = 0
+    graph: Graph,
+    ranges: Ids,
+    halo: bool,
+    edges: Edges | None = None,
+    max_bytes: int | None = None,
+    row_bytes: int = 0,
+    edge_bytes: int = 0,
 ) -> InducedSubgraph:
     """Return the subgraph induced by node ranges (int64[q, 2], [first, last) each, ascending and disjoint).
 
     Without a halo its nodes are ascending and its edges are those between them: num_nodes (n,), num_edges (e,). With a halo it
     has all their in-edges, and the outside sources follow in ascending order: num_nodes (n, h). `indptr` is int64[n+1] and
     edges are in slot order. They are read from `edges`, PIECE_SLOTS at a time, or from the graph's arrays. Raises BudgetError
-    if the subgraph with `row_bytes` of features per node exceeds `max_bytes`, StoreError if the topology is damaged.
+    if the subgraph, with `row_bytes` per node and `edge_bytes` per edge beside its arrays, exceeds `max_bytes`, StoreError if
+    the topology is damaged.
     """
     own = np.ascontiguousarray(ranges, np.int64)
     assert (own[:, 0] <= own[:, 1]).all(), "a range ends before it starts"
     assert (own[1:, 0] >= own[:-1, 1]).all(), "ranges overlap or are not ascending"
-    builder = _Cutting(graph, own, halo, edges or edges_of(graph), (max_bytes, row_bytes))
+    builder = _Cutting(graph, own, halo, edges or edges_of(graph), (max_bytes, row_bytes, edge_bytes))
     for index in range(len(own)):
         builder.take(index)
     return InducedSubgraph(builder.finish(), builder.nbytes)
@@ -92,11 +100,16 @@ def edges_of(graph: Graph) -> Edges:
 
 def check_bytes(limit: Limit, edges: Edges, num_nodes: int, num_edges: int, what: str, advice: str) -> None:
     """Raise BudgetError if an induced subgraph with so many nodes and edges exceeds the limit."""
-    max_bytes, row_bytes = limit
-    per_edge = 16 + sum(rows.dtype.itemsize for rows in edges.columns.values())
-    need = (16 + row_bytes) * num_nodes + per_edge * num_edges
+    need, max_bytes = need_of(limit, edges, num_nodes, num_edges), limit[0]
     if max_bytes is not None and need > max_bytes:
         raise BudgetError(f"{what} needs at least {format_bytes(need)} of {format_bytes(max_bytes)}; {advice}")
+
+
+def need_of(limit: Limit, edges: Edges, num_nodes: int, num_edges: int) -> int:
+    """Bytes of an induced subgraph with so many nodes and edges, as a batch."""
+    _, row_bytes, edge_bytes = limit
+    per_edge = 16 + edge_bytes + sum(rows.dtype.itemsize for rows in edges.columns.values())
+    return (16 + row_bytes) * num_nodes + per_edge * num_edges
 
 
 class _Cutting:

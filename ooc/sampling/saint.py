@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -25,12 +24,13 @@ from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
 from ooc.runtime.keyed_random import Purpose, key
+from ooc.runtime.memory_plan import words_for
 from ooc.runtime.range_io import ahead
-from ooc.sampling.cluster import PIECE_SLOTS, Edges, InducedSubgraph, Words, check_bytes, edges_of, members, ones
+from ooc.sampling.cluster import PIECE_SLOTS, Edges, InducedSubgraph, Limit, Words, edges_of, members, need_of, ones
 from ooc.sampling.kernels import stream_of, uniform
 from ooc.stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
 from ooc.stores.arrays.segment_rows import SegmentRows
-from ooc.stores.errors import ConfigError, StoreError
+from ooc.stores.errors import BudgetError, ConfigError, StoreError
 from ooc.stores.graph import Graph
 from ooc.stores.io.atomic import disk_errors, partial_path, publish, write_file
 from ooc.stores.io.segments import Segments
@@ -98,16 +98,18 @@ def sample_nodes(graph: Graph, draw: Draw, key: int, indices: Rows) -> tuple[Ids
 
 
 def induce(
-    graph: Graph, node: Ids, edges: Edges | None = None, max_bytes: int | None = None, row_bytes: int = 0
+    graph: Graph,
+    node: Ids,
+    edges: Edges | None = None,
+    max_bytes: int | None = None,
+    row_bytes: int = 0,
+    edge_bytes: int = 0,
 ) -> InducedSubgraph:
     """Return the subgraph of `node` (int64[n], ascending, distinct) with every edge between them, as `cluster.cut` does.
 
     Reads all their in-edges, PIECE_SLOTS at a time, with memory for one piece and N/4 bytes.
     """
-    edges, indptr, limit = edges or edges_of(graph), np.asarray(graph.indptr), (max_bytes, row_bytes)
-    advice = "sample fewer roots, nodes or edges, use shorter walks, or more memory"
-    check = partial(check_bytes, limit, edges, len(node), what=f"a subgraph of {len(node)} nodes", advice=advice)
-    check(0)
+    edges, indptr, limit = edges or edges_of(graph), np.asarray(graph.indptr), (max_bytes, row_bytes, edge_bytes)
     start = np.zeros(len(node) + 1, np.int64)  # of each node's in-edges, which are read as one sequence of positions
     np.cumsum(indptr[node + 1] - indptr[node], out=start[1:])
     if (np.diff(start) < 0).any():
@@ -116,8 +118,10 @@ def induce(
     _mark(node, seen)
     before, out = members(seen)[1], np.zeros(len(node) + 1, np.int64)
     total = int(start[-1])
-    source, kept = np.empty(total, np.int64), np.empty(total, np.int64)
     size = row = nbytes = 0
+    if max_bytes is not None and need_of(limit, edges, len(node), 0) > max_bytes:
+        raise _too_large(limit, edges, node, _count_from(0, indptr, node, start, edges.indices, seen))
+    source, kept = np.empty(total, np.int64), np.empty(total, np.int64)
     for begin in range(0, total, PIECE_SLOTS):
         slot = np.empty(min(PIECE_SLOTS, total - begin), np.int64)
         _slots(indptr, node, start, row, begin, slot)
@@ -127,7 +131,9 @@ def induce(
         row, size = _keep(values, slot, place, len(indptr) - 1, seen, before, source, kept, size, out)
         if row < 0:
             raise StoreError(DAMAGED)
-        check(size)
+        if max_bytes is not None and need_of(limit, edges, len(node), size) > max_bytes:
+            size += _count_from(begin + PIECE_SLOTS, indptr, node, start, edges.indices, seen)
+            raise _too_large(limit, edges, node, size)
     out[row + 1 :] = size
     source.resize(size, refcheck=False)
     kept.resize(size, refcheck=False)
@@ -138,20 +144,40 @@ def induce(
     return InducedSubgraph(Subgraph(node, out, source, kept, (len(node),), (size,), columns=columns), nbytes)
 
 
+def _too_large(limit: Limit, edges: Edges, node: Ids, num_edges: int) -> BudgetError:
+    assert limit[0] is not None
+    words = words_for(need_of(limit, edges, len(node), num_edges), limit[0])
+    advice = "sample fewer roots, nodes or edges, use shorter walks, or more memory"
+    return BudgetError(f"a subgraph of {len(node)} nodes and {num_edges} edges needs {words}; {advice}")
+
+
+def _count_from(begin: int, indptr: Ids, node: Ids, start: Ids, indices: Rows, seen: Words) -> int:
+    """How many in-edges from position `begin` on come from marked nodes: all are named where a subgraph does not fit."""
+    count = 0
+    for first in range(begin, int(start[-1]), PIECE_SLOTS):
+        slot = np.empty(min(PIECE_SLOTS, int(start[-1]) - first), np.int64)
+        _slots(indptr, node, start, int(np.searchsorted(start, first, "right")) - 1, first, slot)
+        values = np.empty(len(slot), indices.dtype)
+        indices.read(slot, values)
+        count += int((seen[values >> 6] >> (values & 63).astype(np.uint64) & np.uint64(1)).sum())
+    return count
+
+
 class SaintSampler(NamedTuple):
-    """Samples one subgraph per key; for `max_bytes` and `row_bytes` see `induce`."""
+    """Samples one subgraph per key; for `max_bytes`, `row_bytes` and `edge_bytes` see `induce`."""
 
     graph: Graph
     how: Draw
     edges: Edges | None = None
     max_bytes: int | None = None
     row_bytes: int = 0
+    edge_bytes: int = 0
 
     def draw(self, key: int) -> InducedSubgraph:
         """Return the subgraph of `key`. Raises BudgetError if it does not fit, StoreError if the topology is damaged."""
         edges = self.edges or edges_of(self.graph)
         node, nbytes = sample_nodes(self.graph, self.how, key, edges.indices)
-        result = induce(self.graph, node, edges, self.max_bytes, self.row_bytes)
+        result = induce(self.graph, node, edges, self.max_bytes, self.row_bytes, self.edge_bytes)
         return result._replace(nbytes=nbytes + result.nbytes)
 
 

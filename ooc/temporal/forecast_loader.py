@@ -202,6 +202,7 @@ class ForecastWork:
     activations: Callable[[int, int], int]
     max_bytes: int
     max_activations: int
+    num_nodes: int
     buffers: Buffers = field(default_factory=lambda: Buffers(2))
     moved: EventBytes = field(default_factory=EventBytes)
 
@@ -212,7 +213,8 @@ class ForecastWork:
             _EVENT_BYTES + 2 * self.events.row_bytes(list(self.columns))
         )
         need += (ahead.last - ahead.first) * _NEGATIVE_BYTES * (0 if negatives is None else negatives.ratio)
-        self._check(ahead, need)
+        if need > self.max_bytes:
+            raise self._too_large(ahead, *self._most_bytes(ahead, negatives), "which may need")
         block = reader.read(window.first, window.last, keep=ahead.keep)
         target = block.part(block.last, block.last)
         if ahead.last > ahead.first:
@@ -239,22 +241,36 @@ class ForecastWork:
 
     def nbytes(self, read: ReadPair) -> int:
         """Bytes of the window from here to the model. Raises BudgetError if there are too many."""
-        count, nodes = len(read.block) + len(read.target), len(read.node)
-        values = sum(self.inputs.columns.values())
-        need = count * (_EVENT_BYTES + 2 * self.events.row_bytes(list(self.columns)) + 4 * values) + 16 * read.negative.size
-        need += len(read.block) * (1 + self.both_ways) * _EDGE_BYTES
-        need += nodes * (_NODE_BYTES + 8 * self.inputs.channels + 3 * self.state_bytes)
-        self._check(read.ahead, need)
-        self._check(read.ahead, self.activations(nodes, read.src.size * (1 + read.negative.shape[1])), self.max_activations)
+        need, activations = self._sizes(len(read.block), len(read.target), read.negative.shape[1], len(read.node))
+        if need > self.max_bytes or activations > self.max_activations:
+            raise self._too_large(read.ahead, need, activations)
         return need
 
-    def _check(self, ahead: WindowPair, need: int, limit: int | None = None) -> None:
-        if need > (limit := self.max_bytes if limit is None else limit):
-            events, more = ahead.window.last - ahead.window.first, ahead.last - ahead.first
-            raise BudgetError(
-                f"window {ahead.window.number} has {events:,} events and the next one {more:,} more, which need "
-                f"{words_for(need, limit)}; use shorter windows, narrower rows, fewer negatives or more memory"
-            )
+    def _sizes(self, events: int, targets: int, ratio: int, nodes: int) -> tuple[int, int]:
+        """Bytes of a window on its way to the model, and of the model's activations."""
+        values = sum(self.inputs.columns.values())
+        need = (events + targets) * (_EVENT_BYTES + 2 * self.events.row_bytes(list(self.columns)) + 4 * values)
+        need += 16 * targets * ratio + events * (1 + self.both_ways) * _EDGE_BYTES
+        need += nodes * (_NODE_BYTES + 8 * self.inputs.channels + 3 * self.state_bytes)
+        return need, self.activations(nodes, targets * (1 + ratio))
+
+    def _most_bytes(self, ahead: WindowPair, negatives: Negatives | None) -> tuple[int, int]:
+        """`_sizes` where every end and negative is another node."""
+        events, targets = ahead.window.last - ahead.window.first, ahead.last - ahead.first
+        ratio = 0 if negatives is None else negatives.ratio
+        nodes = min(self.num_nodes, 2 * (events + targets) + targets * ratio)
+        need, activations = self._sizes(events, targets, ratio, nodes)
+        return need + targets * ratio * _NEGATIVE_BYTES, activations
+
+    def _too_large(self, ahead: WindowPair, need: int, activations: int, which: str = "which need") -> BudgetError:
+        """The error that names the part which wants the most memory of the process."""
+        parts = [(need, self.max_bytes), (activations, self.max_activations)]
+        worst, limit = max(parts, key=lambda part: part[0] / max(part[1], 1))
+        events, more = ahead.window.last - ahead.window.first, ahead.last - ahead.first
+        return BudgetError(
+            f"window {ahead.window.number} has {events:,} events and the next one {more:,} more, {which} "
+            f"{words_for(worst, limit)}; use shorter windows, narrower rows, fewer negatives or more memory"
+        )
 
     def make(self, read: ReadPair) -> Forecast:
         """Build the window's edges and input rows, without the nodes' state."""

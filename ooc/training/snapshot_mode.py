@@ -140,6 +140,7 @@ class SnapshotMode(TimeMode):
             activations=partial(_activations, 4 * config.hidden, config.layers, None if learning else PAIRS_AT_ONCE),
             max_bytes=self.budget.window,
             max_activations=self.budget.window_activations,
+            num_nodes=self.dataset.num_nodes,
         )
         return ForecastLoader(work, self.windows, None, self.budget.windows_in_flight, self.device, with_targets=with_targets)
 
