@@ -42,8 +42,8 @@ _TRIAL_BYTES = 2**29
 class TopologyBytes(NamedTuple):
     """Bytes of a graph's topology, and how much of it is in memory under a limit."""
 
-    index: int = 0
-    """indptr"""
+    indptr: int = 0
+    """of the array of that name"""
     slots: int = 0
     """those that may be mapped at once where there is room"""
     sampled: int = 0
@@ -52,7 +52,7 @@ class TopologyBytes(NamedTuple):
     def under(self, limit: int) -> int:
         """Bytes in memory under a limit of the process."""
         share = TOPOLOGY_SHARE if self.sampled <= limit // TOPOLOGY_SHARE else COLUMNS_SHARE
-        return self.index + min(self.slots, limit // share)
+        return self.indptr + min(self.slots, limit // share)
 
     def enough(self, memory: int, others: int) -> tuple[int, int]:
         """(the smallest limit, `memory` or more, that holds the topology and `others`; the one to advise).
