@@ -243,13 +243,15 @@ def test_a_window_that_does_not_fit_is_refused(store: Path) -> None:
             work = loader.work.__class__(**{**loader.work.__dict__, field: value})
             other = ForecastLoader(work, loader.windows, None, 10**7, torch.device("cpu"))
             with (
-                pytest.raises(BudgetError, match="window 0 has 64 events and the next one 64 more, which (may )?need"),
+                pytest.raises(BudgetError, match=r"window 0 has 64 events and the next one 64 more, which (may )?need"),
                 closing(other.run(0, 3, negatives=RandomNegatives(0, 30))) as found,
             ):
                 list(found)
         many = RandomNegatives(0, 30, 10**9)  # refused before they are drawn: they would be 512 GB
         with (
-            pytest.raises(BudgetError, match=r"window 0 has 64 events .* may need 3\.\d+ TB of .*, fewer negatives or more memory"),
+            pytest.raises(
+                BudgetError, match=r"window 0 has 64 events .* may need 3\.\d+ TB of .*, fewer negatives or more memory"
+            ),
             closing(make_loader(ds, 64, None, None).run(0, 3, negatives=many)) as found,
         ):
             list(found)
