@@ -198,7 +198,7 @@ class TgbNegatives:
                 need = RelabelTable.most_bytes(last - first)
                 raise BudgetError(
                     f"the pairs of {last - first:,} training events, from which TGB's historical negatives are drawn, may need "
-                    f"{words_for(need, max_bytes)}; give more memory, or take other eval_negatives"
+                    f"{words_for(need, max_bytes)}; give more memory, or take other `eval_negatives`"
                 )
         return table.ascending(table.size)[0]
 

@@ -74,7 +74,10 @@ def time_column(duck: Duck, table: Table, wanted: str, what: str, unit: TimeUnit
 
 def _of_numbers(duck: Duck, table: Table, column: str, unit: TimeUnit) -> TimeColumn:
     number = table.number(column, "DOUBLE")
-    whole = duck.one(f"SELECT bool_and(t = floor(t) AND abs(t) < {_EXACT}) FROM (SELECT {number} AS t FROM {table.relation()})")
+    whole = duck.one(
+        f"SELECT bool_and(isfinite(t) AND t = floor(t) AND abs(t) < {_EXACT}) "
+        f"FROM (SELECT {number} AS t FROM {table.relation()})"
+    )
     return TimeColumn(column, "float", bool(whole[0]), unit)
 
 

@@ -318,7 +318,7 @@ def test_what_a_temporal_data_has_besides_its_events_is_said(tmp_path: Path) -> 
         with ooc.from_data(given, tmp_path / "s.ooc") as ds:
             assert sorted(ds.events.columns) == ["msg", "y"]
     texts = [str(each.message) for each in said]
-    assert "left out, as they are no numbers: name (str)" in texts
+    assert "left out: name (str)" in texts
     left = "z (float32 [5, 2]), cube (float32 [200, 2, 2]), weight (float32 [200])"
     assert any(f"left out, as they are no columns of events: {left}" in text for text in texts)
 
@@ -332,7 +332,10 @@ def test_what_a_temporal_data_has_besides_its_events_is_said(tmp_path: Path) -> 
             TemporalData(src=torch.rand(3), dst=torch.arange(3), t=torch.arange(3)),
             "src, dst .whole numbers. and t",
         ),
-        (TemporalData(src=torch.arange(3), dst=torch.arange(3), t=torch.tensor([0.0, torch.nan, 1])), "t is nan"),
+        (
+            TemporalData(src=torch.arange(3), dst=torch.arange(3), t=torch.tensor([0.0, torch.nan, 1])),
+            "t is 'nan', not a finite number",
+        ),
         (TemporalData(src=torch.arange(3) - 1, dst=torch.arange(3), t=torch.arange(3)), "-1"),
     ],
 )
@@ -343,7 +346,7 @@ def test_a_temporal_data_without_events_is_refused(tmp_path: Path, given: Tempor
 
 
 def test_a_unit_of_times_is_for_times(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="time_unit says what the times' numbers mean, but data has no times"):
+    with pytest.raises(ConfigError, match="`time_unit` says what the times' numbers mean, but data has no times"):
         ooc.from_data(data(), tmp_path / "s.ooc", time_unit="ms")
 
 
@@ -365,5 +368,5 @@ def test_ingest_reads_a_data_set_of_events(tmp_path: Path) -> None:
             assert ds.events.unit == "us"
             np.testing.assert_array_equal(np.asarray(ds.events.map("dst")), given.dst[order])
             np.testing.assert_array_equal(np.asarray(ds.events.map("msg")), given.msg[order])
-    with pytest.raises(ConfigError, match="drop_duplicates does not go with time"):
+    with pytest.raises(ConfigError, match="`drop_duplicates` does not go with `time`"):
         ooc.ingest(tmp_path / "u.ooc", pyg=name, drop_duplicates=True)
