@@ -7,8 +7,8 @@ Every share of the memory is a number in this module, with its reason; all but `
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.zarr_rows import BLOCK_BYTES, ForeignRows
@@ -39,7 +39,8 @@ _HISTORY_SHARE = 4
 _TRIAL_BYTES = 2**29
 
 
-class TopologyBytes(NamedTuple):
+@dataclass(frozen=True)
+class TopologyBytes:
     """Bytes of a graph's topology, and how much of it is in memory under a limit."""
 
     indptr: int = 0
@@ -129,7 +130,7 @@ class MemoryPlan:
     """the largest batch; one is at the model, one sampled ahead, and the model's activations are counted as one"""
     origin: str = ""
     """where `memory` comes from, for people"""
-    graph: TopologyBytes = TopologyBytes(0)  # noqa: RUF009 - a tuple
+    graph: TopologyBytes = field(default_factory=TopologyBytes)
     """what `topology` is part of"""
     states: int = 0
     """what `beside_history` has left to histories, or to a memory of nodes"""

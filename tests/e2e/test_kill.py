@@ -121,7 +121,7 @@ def test_ctrl_c_ends_the_counting_of_subgraphs(make_store: MakeStore, tmp_path: 
 @pytest.mark.slow
 def test_verbs_killed_at_system_calls_and_moments_are_completed_by_the_same_call(quick_path: Path) -> None:
     """A thousand kills of all verbs take about an hour; these are some."""
-    flags = "--kills", "24", "--seed", SEED, "--places", "ingest", "append", "compact", "infer", "sampled", "events"
+    flags = "--kills", "24", "--seed", SEED, "--places", "ingest parquet", "append", "compact", "infer", "sampled", "events tgn"
     words = [sys.executable, "-m", "tools.bench.kills.verbs", str(quick_path / "kills"), *flags]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

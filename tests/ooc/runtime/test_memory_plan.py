@@ -1,6 +1,7 @@
 """The division of memory: nothing is given twice, and what does not fit is refused with a number that does."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,7 +107,7 @@ def test_a_topology_that_grows_with_the_memory_is_part_of_what_would_do(memory: 
 def test_what_would_do_counts_the_topology_and_the_state_of_nodes(
     memory: int, graph: TopologyBytes, states: bool, need: int
 ) -> None:
-    graph = graph._replace(indptr=graph.indptr % 10**8)
+    graph = replace(graph, indptr=graph.indptr % 10**8)
 
     def room(memory: int) -> BatchRoom:
         budget = divide(memory, baseline=10**8, topology=graph)

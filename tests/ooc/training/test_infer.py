@@ -132,6 +132,9 @@ def test_a_kill_after_the_output_was_there(make_store: MakeStore, tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e.zarr", "p.parquet", "run", "test.ooc"]
 
 
+ENDING = {infer: ".parquet", embed: ".zarr"}
+
+
 @pytest.mark.parametrize("write", [infer, embed])
 def test_an_output_that_cannot_be_written_leaves_nothing_half(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any
@@ -144,7 +147,7 @@ def test_an_output_that_cannot_be_written_leaves_nothing_half(
     monkeypatch.setattr(Appender, "append", full)
     monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
     with pytest.raises(StoreError, match=r"No space left.*free some space"):
-        write(run, store, tmp_path / "output.parquet")
+        write(run, store, tmp_path / f"output{ENDING[write]}")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "test.ooc"]
 
 
@@ -157,14 +160,14 @@ def test_two_into_one_output(make_store: MakeStore, tmp_path: Path, monkeypatch:
 
         def writing(*arguments: Any, real: Any = real) -> None:
             with pytest.raises(StoreError, match="another process computes there"):
-                write(run, store, tmp_path / "output.parquet")
+                write(run, store, tmp_path / f"output{ENDING[write]}")
             real(*arguments)
             with pytest.raises(StoreError, match="another process computes there"):
-                write(run, store, tmp_path / "output.parquet")
+                write(run, store, tmp_path / f"output{ENDING[write]}")
 
         monkeypatch.setattr(infer_module, name, writing)
-    assert write(run, store, tmp_path / "output.parquet").rows == 50
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["output.parquet", "run", "test.ooc"]
+    assert write(run, store, tmp_path / f"output{ENDING[write]}").rows == 50
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"output{ENDING[write]}", "run", "test.ooc"]
 
 
 def test_tables_by_task() -> None:

@@ -226,7 +226,7 @@ BAD_EDGES = {
     "an underscore in a weight": ("src,dst,w\n0,1,1_0\n", {"weight": "w"}, r"line 2: w is '1_0', not a finite number"),
     "an empty end": ("src,dst\n0,1\n1,\n", {"num_nodes": 3}, r"line 3: dst is empty"),
     "a word as weight": ("src,dst,w\n0,1,1\n1,0,x\n", {"weight": "w"}, r"line 3: w is 'x', not a finite number"),
-    "NaN weight": ("src,dst,w\n0,1,1\n1,0,nan\n", {"weight": "w"}, r"line 3: w is 'nan'.*--allow-nan"),
+    "NaN weight": ("src,dst,w\n0,1,1\n1,0,nan\n", {"weight": "w"}, r"line 3: w is 'nan'.*`allow_nan=True`"),
     "no column": ("from,to\n0,1\n", {}, r"no column 'src' for sources: it has from, to"),
     "no edges": ("src,dst\n", {}, r"no edges"),
     "ragged": ("src,dst\n0,1\n1,0,5\n", {}, r"e\.csv line 3"),

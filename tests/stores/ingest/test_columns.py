@@ -76,7 +76,7 @@ def test_label_columns_keep_their_names(tmp_path: Path, form: str, label: str) -
 def test_label_columns_that_are_wrong_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"row 2 column new: label 2 is out of range"):
         build(tmp_path, {"spam": np.zeros(N, int), "new": np.arange(N)}, label="spam,new")
-    with pytest.raises(InputError, match=r"no column like 'old' for label"):
+    with pytest.raises(InputError, match=r"no column like 'old' for `label`"):
         build(tmp_path, {"spam": np.zeros(N, int), "new": np.arange(N)}, label="spam,old")
 
 

@@ -87,7 +87,9 @@ def test_a_graph_without_edges_of_named_nodes(tmp_path: Path) -> None:
 
 
 def test_neither_nodes_nor_edges_are_no_graph(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"has no edges, which give the nodes: give these by num_nodes, nodes or features"):
+    with pytest.raises(
+        InputError, match=r"has no edges, which give the nodes: give these by `num_nodes`, `nodes` or `features`"
+    ):
         ooc.ingest(tmp_path / "s.ooc", edges=np.empty((2, 0), np.int64))
     edges = pa.table({"src": pa.array([], pa.int64()), "dst": pa.array([], pa.int64()), "t": pa.array([], pa.int64())})
     with pytest.raises(InputError, match="a temporal graph needs at least one"):
