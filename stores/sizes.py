@@ -25,7 +25,7 @@ def parse_bytes(text: str | int) -> int:
 def format_bytes(count: float) -> str:
     """Format a size: `format_bytes(2_500_000)` is `'2.5 MB'`."""
     for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
+        if round(abs(count)) < 1000:  # 999.6 would be written 1e+03
             return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:.3g} TB"
+    return f"{count:.3g} TB" if round(abs(count)) < 1000 else f"{count:.0f} TB"
