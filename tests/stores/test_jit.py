@@ -246,10 +246,9 @@ def test_a_damaged_file_is_compiled_again(cached: Path) -> None:
         again = double()
         assert again(1.0) == 2.0
         assert misses(again) == 1
-        assert path.read_bytes()[32:].startswith(whole[32:40])
-    assert misses(compiled := double()) == 0
-    assert compiled(1.0) == 2.0
-    assert misses(compiled) == 0
+        loaded = double()
+        assert loaded(1.0) == 2.0
+        assert misses(loaded) == 0
 
 
 def test_without_a_folder_to_write_to_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
