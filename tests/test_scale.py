@@ -42,7 +42,7 @@ def test_a_value_of_one_axis_is_not_that_of_another() -> None:
     assert combinations([("x", "y"), ("y", "x")]) == [0, 1]
 
 
-@pytest.mark.parametrize(("quick", "cases"), [("quick", 11), ("", 20)])
+@pytest.mark.parametrize(("quick", "cases"), [("quick", 11), pytest.param("", 20, marks=pytest.mark.slow)])
 def test_a_quick_run_collects_each_test(tmp_path: Path, quick: str, cases: int, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "test_cases.py").write_text(CASES)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cases(n): few of them")

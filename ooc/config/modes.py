@@ -45,7 +45,11 @@ def applies(name: str, mode: str) -> bool:
 
 def next_out(store: Path) -> Path:
     """The first of runs/<store>-1, runs/<store>-2, ... that does not exist."""
-    return next(out for n in itertools.count(1) if not os.path.lexists(out := Path("runs") / f"{store.resolve().stem}-{n}"))
+    return next(
+        out
+        for n in itertools.count(1)
+        if not os.path.lexists(out := Path("runs") / f"{Path(os.path.realpath(store)).stem}-{n}")
+    )
 
 
 def check_consent(saved: object, given: object, allow_code: bool, where: Path | str, argument: str = "model") -> None:

@@ -123,6 +123,12 @@ def test_runs_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert load_config(None, {"store": "data/papers.ooc", "out": "x"}).out == Path("x")
 
 
+def test_a_store_that_is_a_link_to_itself_names_a_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "papers.ooc").symlink_to("papers.ooc")
+    assert load_config(None, {"store": "papers.ooc"}).out == Path("runs/papers-1")
+
+
 @pytest.mark.parametrize(("name", "text"), [("a.toml", "lr = "), ("a.json", "{"), ("b.json", "[1]"), ("c.toml", "\xff")])
 def test_an_unreadable_file_is_named(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_bytes(text.encode("latin-1"))

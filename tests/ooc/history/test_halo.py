@@ -120,8 +120,8 @@ def test_with_fresh_histories_a_batch_is_exact(
     "settings",
     [
         {"history_lag": 0, "dropout": 0.5},
-        {"history_lag": 2, "history_dtype": "float16", "refresh": 2},
-        {"refresh": "auto", "drift_tolerance": 1e-6, "model": "gcnii", "layers": 4},
+        pytest.param({"history_lag": 2, "history_dtype": "float16", "refresh": 2}, marks=pytest.mark.slow),
+        pytest.param({"refresh": "auto", "drift_tolerance": 1e-6, "model": "gcnii", "layers": 4}, marks=pytest.mark.slow),
     ],
     ids=["no lag", "lag", "auto"],
 )

@@ -44,7 +44,8 @@ def test_losses_and_checkpoints_are_those_of_a_run_that_is_not_compiled(
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["sage", pytest.param("gcn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sage", "gcn"])
 def test_batches_of_other_sizes_run_the_same_code(name: str) -> None:
     edge_index = hub_graph(400)
     x = torch.randn(400, 12)

@@ -34,7 +34,11 @@ def store(make_store: MakeStore) -> Path:
     return make_store(num_nodes=120, num_edges=900)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.get("saint", "cluster"))
+@pytest.mark.parametrize(
+    "mode",
+    [*MODES[:2], *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[2:])],
+    ids=lambda mode: mode.get("saint", "cluster"),
+)
 def test_a_run_is_a_function_of_its_settings_and_resumes_to_the_bit(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: dict[str, Any]
 ) -> None:

@@ -183,6 +183,7 @@ print(*ingest(spec, die).resumed)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_ingest_of_int8_resumes_to_the_same_bytes(given: dict[str, Any]) -> None:
     folder = given["out"].parent
     np.save(folder / "x.npy", numbers(N, 3))

@@ -65,6 +65,7 @@ def test_a_history_with_one_wrong_bit_is_found(make_store: MakeStore, tmp_path: 
         remains.check(tmp_path / "cut", record, tmp_path / "scratch")
 
 
+@pytest.mark.slow
 def test_a_sweep_with_one_wrong_bit_is_found(
     make_store: MakeStore, tmp_path: Path, record: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def test_pages_are_counted_once_a_read() -> None:
         assert out.tolist() == ids
 
 
+@pytest.mark.slow
 def test_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(topology, "fio", lambda group, seconds, seed: 1000.0 * (1 + seed % 2))  # it may not be installed
     size = ["--nodes", "20000", "--degree", "6", "--batch-size", "50", "--batches", "4", "--fanout", "4,3", "--rounds", "1"]

@@ -207,6 +207,7 @@ def test_growth_is_the_slope_of_the_later_samples() -> None:
     assert soak.growth(at, leaking)["bytes_per_batch"] == pytest.approx(50, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_soak_leaves_nothing(store: Path) -> None:
     a = argparse.Namespace(store=store, memory="4GB", fanout="3,3", hidden=8, batch_size=50, batches=60, every=5, rows=False)
     found = soak.soak(a)
