@@ -182,17 +182,8 @@ def infer(
 
     The model is computed layer by layer, in bounded memory. After a crash, run the command again to continue.
     """
-    result = _layer_by_layer(
-        "infer",
-        checkpoint,
-        store,
-        out,
-        memory=memory,
-        engine=engine,
-        model_class=model,
-        allow_code=allow_code,
-        verify_reads=verify_reads,
-    )
+    options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads}
+    result = _layer_by_layer("infer", checkpoint, store, out, memory=memory, engine=engine, **options)
     print(f"{result.path}: {result.rows:,} nodes, {result.columns} model outputs; {result.moved}")
 
 
@@ -216,8 +207,8 @@ def embed(
 
     The model is computed layer by layer, in bounded memory. After a crash, run the command again to continue.
     """
-    agreed: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads}
-    result = _layer_by_layer("embed", checkpoint, store, out, memory=memory, engine=engine, layer=layer, **agreed)
+    options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads}
+    result = _layer_by_layer("embed", checkpoint, store, out, memory=memory, engine=engine, layer=layer, **options)
     print(f"{result.path}/x: {result.rows:,} nodes x {result.columns}; {result.moved}")
 
 
