@@ -50,6 +50,11 @@ def key(seed: int, purpose: Purpose, epoch: int = 0, step: int = 0, rank: int = 
     return state
 
 
+def numbered(key: int, number: int) -> int:
+    """Return the key of stream `number` of several under one key; number 0 is `key` itself."""
+    return key if number == 0 else mix((key ^ mix(number)) & _MASK)
+
+
 @kernel
 def mix64(value: np.uint64) -> np.uint64:
     """`mix` for kernels."""

@@ -19,7 +19,7 @@ from ooc.stores.graph import Graph
 
 T = TypeVar("T", bound=np.generic)
 
-_TABLE_KEPT = 32 * 2**20
+TABLE_KEPT = 32 * 2**20
 """bytes of the largest hash table a thread keeps for its next batch"""
 _TABLE_LEAST = 2**10
 _STAMPS = 1 << (63 - kernels.LOCAL_BITS)
@@ -65,9 +65,9 @@ class Table(threading.local):
         self.reserve(num_nodes, node, 0)
         kernels.insert(self.entries, self.stamp, node, size)
 
-    def trim(self) -> None:
+    def trim(self, kept: int = TABLE_KEPT) -> None:
         """Free a table that is too large to keep."""
-        if self.entries.nbytes > _TABLE_KEPT:
+        if self.entries.nbytes > kept:
             self.entries = np.zeros((_TABLE_LEAST, 2), np.int64)
 
 
@@ -82,28 +82,53 @@ def _grown(array: NDArray[T], size: int, length: int) -> NDArray[T]:
     return grown
 
 
-class SubgraphBuilder:
-    """Builds a subgraph in buffers that grow to the next hop's upper bound.
+class NodeHops:
+    """The nodes of a batch that are of one type, in hop order: `node[:size]`, and how many are new per hop (`num_nodes`)."""
 
-    A hop has three steps: `NeighborSampler.draw` fills `slot`, the caller sets `source` to `indices[slot]`, and
-    `NeighborSampler.number` converts them to local ids. Only the second reads edges; it can serve many batches. The caller also
-    fills `columns` (name -> dtype), which are loaded for the edges.
-    """
-
-    def __init__(self, seeds: Ids, weighted: bool, columns: Mapping[str, np.dtype[Any]]) -> None:
+    def __init__(self, seeds: Ids) -> None:
         self.node = seeds.copy()
+        self.num_nodes = [len(seeds)]
+        self.size = len(seeds)
+        """with those of the hop under way"""
+
+    @property
+    def expanding(self) -> tuple[int, int]:
+        """The range (start, stop) of the nodes of the last hop, whose in-edges the hop under way samples."""
+        stop = sum(self.num_nodes)
+        return stop - self.num_nodes[-1], stop
+
+    def grow(self, num_nodes: int) -> None:
+        """Grow to this length; numpy backs large new arrays by huge pages."""
+        self.node = _grown(self.node, self.size, num_nodes)
+
+    def number(self, table: Table, ids: Ids, first: int, last: int) -> None:
+        """Replace `ids[first:last]` by local ids; new nodes are of the hop under way. `table` has those so far."""
+        table.reserve(min(self.size + last - first, len(self.node)), self.node, self.size)
+        self.size = int(kernels.relabel(table.entries, table.stamp, ids, first, last, self.node, self.size))
+
+    def end_hop(self) -> None:
+        self.num_nodes.append(self.size - sum(self.num_nodes))
+
+    def finish(self) -> Ids:
+        """The nodes; truncated in place."""
+        self.node.resize(self.size, refcheck=False)
+        return self.node
+
+
+class EdgeHops:
+    """The edges of a batch that are of one type, hop by hop; `columns` (name -> dtype) are loaded for them by the caller."""
+
+    def __init__(self, weighted: bool, columns: Mapping[str, np.dtype[Any]]) -> None:
         self.indptr = np.zeros(1, np.int64)
         self.source = np.empty(0, np.int64)
         self.slot = np.empty(0, np.int64)
         self.stands_for = np.empty(0, np.float32) if weighted else None
         self.columns = {name: np.empty(0, dtype) for name, dtype in columns.items()}
-        self.num_nodes = [len(seeds)]
         self.num_edges: list[int] = []
 
-    def grow(self, num_nodes: int, num_edges: int, num_expanded: int) -> None:
-        """Grow the buffers to these lengths; numpy backs large new arrays by huge pages."""
+    def grow(self, num_edges: int, num_expanded: int) -> None:
+        """Grow the buffers to these lengths."""
         done = sum(self.num_edges)
-        self.node = _grown(self.node, sum(self.num_nodes), num_nodes)
         self.indptr = _grown(self.indptr, len(self.indptr), num_expanded + 1)
         self.source, self.slot = _grown(self.source, done, num_edges), _grown(self.slot, done, num_edges)
         if self.stands_for is not None:
@@ -112,20 +137,92 @@ class SubgraphBuilder:
 
     @property
     def drawn(self) -> tuple[int, int]:
-        """The range (first, last) of edges sampled by the last `draw` and not yet processed by `number`."""
-        return sum(self.num_edges), int(self.indptr[sum(self.num_nodes)])
+        """The range (first, last) of edges sampled by the last `draw` and not yet ended by `end_hop`."""
+        return sum(self.num_edges), int(self.indptr[-1])
 
-    def finish(self) -> Subgraph:
-        """Return the subgraph; its arrays are truncated in place."""
-        self.node.resize(sum(self.num_nodes), refcheck=False)
+    def end_hop(self) -> None:
+        first, last = self.drawn
+        self.num_edges.append(last - first)
+
+    def finish(self) -> None:
+        """Truncate the arrays in place."""
         arrays: list[AnyArray] = [self.source, self.slot, *self.columns.values()]
         for array in arrays if self.stands_for is None else [*arrays, self.stands_for]:
             array.resize(sum(self.num_edges), refcheck=False)
-        num_nodes, num_edges = tuple(self.num_nodes), tuple(self.num_edges)
-        return Subgraph(self.node, self.indptr, self.source, self.slot, num_nodes, num_edges, self.stands_for, self.columns)
 
 
-class NeighborSampler:
+class SubgraphBuilder:
+    """Builds a subgraph in buffers that grow to the next hop's upper bound.
+
+    A hop has three steps: `NeighborSampler.draw` fills `slot`, the caller sets `source` to `indices[slot]`, and
+    `NeighborSampler.number` converts them to local ids. Only the second reads edges; it can serve many batches.
+    """
+
+    def __init__(self, seeds: Ids, weighted: bool, columns: Mapping[str, np.dtype[Any]]) -> None:
+        self.nodes, self.edges = NodeHops(seeds), EdgeHops(weighted, columns)
+
+    def finish(self) -> Subgraph:
+        """Return the subgraph; its arrays are truncated in place."""
+        edges, node = self.edges, self.nodes.finish()
+        edges.finish()
+        num_nodes, num_edges = tuple(self.nodes.num_nodes), tuple(edges.num_edges)
+        return Subgraph(node, edges.indptr, edges.source, edges.slot, num_nodes, num_edges, edges.stands_for, edges.columns)
+
+
+class EdgeSampler:
+    """Samples in-edges of one type at nodes of its target type, which the arguments of `NeighborSampler` describe.
+
+    A hop's draws need no edges: `draw` reads `indptr` and weights, `gather` then `indices`.
+    """
+
+    def __init__(
+        self, graph: Graph, fanout: Sequence[int], replace: bool, weight: AnyArray | str | None, num_sources: int | None = None
+    ) -> None:
+        if not fanout or any(k != int(k) or k < -1 for k in fanout):
+            raise ConfigError(f"fan-out {list(fanout)} is invalid: give one number per hop, 0 or more, or -1 for all")
+        self.fanout = tuple(int(k) for k in fanout)
+        self.replace = bool(replace)
+        # Plain ndarrays over the same memory: numba dispatches np.memmap more slowly.
+        self.indptr: Ids = np.asarray(graph.indptr)
+        self._indices: AnyArray = np.asarray(graph.indices)
+        self.num_nodes, self.num_slots = len(self.indptr) - 1, len(self._indices)
+        self.num_sources = self.num_nodes if num_sources is None else num_sources
+        self.weight = None if weight is None else _weight_column(graph, weight)
+        self.weighted = weight is not None
+
+    def count(self, nodes: NodeHops, hop: int) -> tuple[int, int, int]:
+        """Return (edges, hub, degree): at most so many are sampled in hop `hop`, and the node there with the most in-edges."""
+        start, stop = nodes.expanding
+        sampled, hub, degree = kernels.count_edges(self.indptr, nodes.node, start, stop, self.fanout[hop], self.replace)
+        if sampled < 0:
+            raise StoreError(f"indptr decreases at node {hub}: the store is damaged; run `ooc verify` on it")
+        return sampled, hub, degree
+
+    def draw_edges(self, nodes: NodeHops, edges: EdgeHops, hop: int, key: int, degree: int) -> None:
+        """Sample slots at the nodes of hop `hop`, whose most in-edges are `degree`; reads indptr (and weights), no edges."""
+        (start, stop), fanout = nodes.expanding, self.fanout[hop]
+        draw = (start, stop, fanout, self.replace, np.uint64(key & (2**64 - 1)))
+        if self.weight is None or edges.stands_for is None or fanout < 0:
+            kernels.draw_uniform(self.indptr, nodes.node, *draw, edges.slot, edges.indptr)
+            if edges.stands_for is not None:
+                edges.stands_for[edges.indptr[start] :] = 1
+            return
+        rank = np.empty(kernels.num_drawn(max(degree, 0), fanout, self.replace), np.float64)
+        out = (edges.slot, edges.indptr, edges.stands_for)
+        bad = kernels.draw_weighted(self.indptr, self.weight, nodes.node, *draw, rank, *out)
+        if bad >= self.num_slots:
+            raise damaged_slot(bad)
+        if bad >= 0:
+            raise InputError(f"the weight of slot {bad} is {self.weight[bad]}; sampling needs finite weights of at least 0")
+
+    def gather(self, edges: EdgeHops) -> None:
+        """Set the sources of the sampled edges, as node ids. Raises StoreError if the topology is damaged."""
+        damaged = kernels.gather(self._indices, edges.slot, *edges.drawn, self.num_sources, edges.source)
+        if damaged >= 0:
+            raise damaged_slot(damaged)
+
+
+class NeighborSampler(EdgeSampler):
     """Samples the in-neighborhood of seeds, hop by hop. Stateless: any number of threads may share one.
 
     Per node and hop, the seeds' hop first, `fanout` in-edges are sampled; -1 takes all. With `replace`, nodes with in-edges get
@@ -150,18 +247,9 @@ class NeighborSampler:
         row_bytes: int = 0,
         expanded_bytes: int = 0,
     ) -> None:
-        if not fanout or any(k != int(k) or k < -1 for k in fanout):
-            raise ConfigError(f"fan-out {list(fanout)} is invalid: give one number per hop, 0 or more, or -1 for all")
-        self.fanout = tuple(int(k) for k in fanout)
-        self.replace = bool(replace)
+        super().__init__(graph, fanout, replace, weight)
         self.max_bytes = max_bytes
         self.row_bytes, self.expanded_bytes = row_bytes, expanded_bytes
-        # Plain ndarrays over the same memory: numba dispatches np.memmap more slowly.
-        self.indptr: Ids = np.asarray(graph.indptr)
-        self._indices: AnyArray = np.asarray(graph.indices)
-        self.num_nodes, self.num_slots = len(self.indptr) - 1, len(self._indices)
-        self.weight = None if weight is None else _weight_column(graph, weight)
-        self.weighted = weight is not None
 
     def sample(self, seeds: Ids, key: int) -> Subgraph:
         """Sample the neighborhood of `seeds` (int64[b], duplicates allowed); the sample at a node depends on (key, node).
@@ -171,33 +259,27 @@ class NeighborSampler:
         """
         builder = self.begin(seeds)
         try:
-            scratch.refill(len(seeds), builder.node, len(seeds))
+            scratch.refill(len(seeds), builder.nodes.node, len(seeds))
             for hop in range(len(self.fanout)):
                 self.draw(builder, hop, key, self.need(builder, hop))
-                first, last = builder.drawn
-                damaged = kernels.gather(self._indices, builder.slot, first, last, self.num_nodes, builder.source)
-                if damaged >= 0:
-                    raise damaged_slot(damaged)
+                self.gather(builder.edges)
                 self.number(builder)
         finally:
             scratch.trim()
         return builder.finish()
 
     def begin(self, seeds: Ids, columns: Mapping[str, np.dtype[Any]] | None = None) -> SubgraphBuilder:
-        """Start a batch of `seeds`; for `columns` see `SubgraphBuilder`. Raises InputError if a seed is not a node."""
-        return SubgraphBuilder(self._check(seeds), self.weighted, columns or {})
+        """Start a batch of `seeds`; for `columns` see `EdgeHops`. Raises InputError if a seed is not a node."""
+        return SubgraphBuilder(checked_seeds(seeds, self.num_nodes), self.weighted, columns or {})
 
     def need(self, builder: SubgraphBuilder, hop: int) -> HopBound:
         """Return the upper bounds after hop `hop`. Raises BudgetError if they may exceed `max_bytes`."""
-        stop, done, batch_size = sum(builder.num_nodes), sum(builder.num_edges), builder.num_nodes[0]
-        start = stop - builder.num_nodes[-1]
-        sampled, hub, degree = kernels.count_edges(self.indptr, builder.node, start, stop, self.fanout[hop], self.replace)
-        if sampled < 0:
-            raise StoreError(f"indptr decreases at node {hub}: the store is damaged; run `ooc verify` on it")
+        nodes, done = builder.nodes, sum(builder.edges.num_edges)
+        stop, batch_size = nodes.size, nodes.num_nodes[0]
+        sampled, hub, degree = self.count(nodes, hop)
         most = HopBound(sampled, degree, min(stop + sampled, self.num_nodes + batch_size), done + sampled, stop)
-        # With the feature rows, and while growing one old copy of an edge array and a table of half the size.
-        need = 8 * most.num_nodes + (24 + 4 * self.weighted) * most.num_edges + 8 * (most.num_expanded + 1)
-        need += 24 * table_capacity(most.num_nodes) + self.row_bytes * most.num_nodes + self.expanded_bytes * most.num_expanded
+        need = edge_bytes(most.num_edges, most.num_expanded, self.weighted) + node_bytes(most.num_nodes, self.row_bytes)
+        need += self.expanded_bytes * most.num_expanded
         if self.max_bytes is not None and need > self.max_bytes:
             raise BudgetError(
                 f"hop {hop + 1} of fan-out {list(self.fanout)} samples {sampled} edges, so the batch may need "
@@ -208,40 +290,37 @@ class NeighborSampler:
 
     def draw(self, builder: SubgraphBuilder, hop: int, key: int, need: HopBound) -> None:
         """Step 1 of a hop: sample slots at the nodes of hop `hop`; reads indptr (and weights), no edges."""
-        stop, fanout = sum(builder.num_nodes), self.fanout[hop]
-        start = stop - builder.num_nodes[-1]
-        builder.grow(need.num_nodes, need.num_edges, need.num_expanded)
-        draw = (start, stop, fanout, self.replace, np.uint64(key & (2**64 - 1)))
-        if self.weight is None or builder.stands_for is None or fanout < 0:
-            kernels.draw_uniform(self.indptr, builder.node, *draw, builder.slot, builder.indptr)
-            if builder.stands_for is not None:
-                builder.stands_for[builder.indptr[start] :] = 1
-            return
-        rank = np.empty(kernels.num_drawn(max(need.degree, 0), fanout, self.replace), np.float64)
-        out = (builder.slot, builder.indptr, builder.stands_for)
-        bad = kernels.draw_weighted(self.indptr, self.weight, builder.node, *draw, rank, *out)
-        if bad >= self.num_slots:
-            raise damaged_slot(bad)
-        if bad >= 0:
-            raise InputError(f"the weight of slot {bad} is {self.weight[bad]}; sampling needs finite weights of at least 0")
+        builder.nodes.grow(need.num_nodes)
+        builder.edges.grow(need.num_edges, need.num_expanded)
+        self.draw_edges(builder.nodes, builder.edges, hop, key, need.degree)
 
     def number(self, builder: SubgraphBuilder) -> None:
-        """Step 3 of a hop: replace `builder.source` by local ids; new nodes form the next hop. `scratch` has those so far."""
-        stop, (first, last) = sum(builder.num_nodes), builder.drawn
-        scratch.reserve(min(stop + last - first, len(builder.node)), builder.node, stop)
-        size = kernels.relabel(scratch.entries, scratch.stamp, builder.source, first, last, builder.node, stop)
-        builder.num_nodes.append(int(size) - stop)
-        builder.num_edges.append(last - first)
+        """Step 3 of a hop: replace the sources by local ids; new nodes form the next hop. `scratch` has those so far."""
+        builder.nodes.number(scratch, builder.edges.source, *builder.edges.drawn)
+        builder.nodes.end_hop()
+        builder.edges.end_hop()
 
-    def _check(self, seeds: Ids) -> Ids:
-        seeds = np.asarray(seeds)
-        if seeds.ndim != 1 or (seeds.dtype.kind not in "iu" and len(seeds)):
-            raise InputError(f"seeds must be a one-dimensional array of integers, not {seeds.dtype}{list(seeds.shape)}")
-        wrong = (seeds < 0) | (seeds >= self.num_nodes)
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            raise InputError(f"seed {seeds[at]} at position {at} is not a node: the graph has nodes 0..{self.num_nodes - 1}")
-        return seeds.astype(np.int64)
+
+def checked_seeds(seeds: Ids, num_nodes: int, of: str = "") -> Ids:
+    """Return `seeds` as int64[b]. Raises InputError if one is not a node 0..num_nodes-1; of: their type, for the message."""
+    seeds = np.asarray(seeds)
+    if seeds.ndim != 1 or (seeds.dtype.kind not in "iu" and len(seeds)):
+        raise InputError(f"seeds must be a one-dimensional array of integers, not {seeds.dtype}{list(seeds.shape)}")
+    wrong = (seeds < 0) | (seeds >= num_nodes)
+    if wrong.any():
+        at, nodes = int(np.argmax(wrong)), f"{of!r} nodes" if of else "nodes"
+        raise InputError(f"seed {seeds[at]} at position {at} is not a node: the graph has {nodes} 0..{num_nodes - 1}")
+    return seeds.astype(np.int64)
+
+
+def node_bytes(num_nodes: int, row_bytes: int) -> int:
+    """Bytes of so many nodes of a type with their hash table, twice while it grows to this size, and feature rows."""
+    return 8 * num_nodes + 24 * table_capacity(num_nodes) + row_bytes * num_nodes
+
+
+def edge_bytes(num_edges: int, num_expanded: int, weighted: bool) -> int:
+    """Bytes of so many edges of a type, with one old copy of an array while it grows, at so many expanded nodes."""
+    return (24 + 4 * weighted) * num_edges + 8 * (num_expanded + 1)
 
 
 def damaged_slot(slot: int, what: str = "node") -> StoreError:

@@ -175,38 +175,38 @@ class _Batch:
         assert self.need is not None
         sampler, builder, weight = self.sampler, self.builder, self.sampler.weight
         if weight is not None and sampler.fanout[hop] >= 0 and mapping_of(weight) is not None:
-            stop = sum(builder.num_nodes)
-            _ask_for(sampler.indptr, builder.node, stop - builder.num_nodes[-1], stop, weight.ctypes.data, weight.itemsize)
+            nodes = builder.nodes
+            _ask_for(sampler.indptr, nodes.node, *nodes.expanding, weight.ctypes.data, weight.itemsize)
         try:
             sampler.draw(builder, hop, self.key, self.need)
-            first, last = builder.drawn
-            wrong = _outside(builder.slot, first, last, sampler.num_slots)
+            edges = builder.edges
+            wrong = _outside(edges.slot, *edges.drawn, sampler.num_slots)
             if wrong >= 0:
-                raise damaged_slot(builder.slot[wrong])
+                raise damaged_slot(edges.slot[wrong])
         except OocError as error:
             self.fail(error)
 
     @property
     def slots(self) -> Ids:
         """The slots sampled in the current hop, int64[k]."""
-        first, last = self.builder.drawn
-        return self.builder.slot[first:last]
+        first, last = self.builder.edges.drawn
+        return self.builder.edges.slot[first:last]
 
     def number(self, values: list[AnyArray] | Exception) -> None:
         """Step 3: local ids from the values of `indices` and the columns at `slots`."""
         if isinstance(values, Exception):
             self.fail(values)
             return
-        builder, (first, last) = self.builder, self.builder.drawn
-        wrong = _adopt(values[0], self.sampler.num_nodes, builder.source, first)
+        nodes, edges = self.builder.nodes, self.builder.edges
+        first, last = edges.drawn
+        wrong = _adopt(values[0], self.sampler.num_sources, edges.source, first)
         if wrong >= 0:
-            self.fail(damaged_slot(builder.slot[first + wrong]))
+            self.fail(damaged_slot(edges.slot[first + wrong]))
             return
-        for column, read in zip(builder.columns.values(), values[1:], strict=True):
+        for column, read in zip(edges.columns.values(), values[1:], strict=True):
             column[first:last] = read
-        size = sum(builder.num_nodes)
-        scratch.refill(min(size + last - first, len(builder.node)), builder.node, size)
-        self.sampler.number(builder)
+        scratch.refill(min(nodes.size + last - first, len(nodes.node)), nodes.node, nodes.size)
+        self.sampler.number(self.builder)
 
     def fail(self, error: Exception) -> None:
         """Record the error; the other batches continue."""

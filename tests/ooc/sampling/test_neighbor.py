@@ -336,7 +336,7 @@ def test_memory_follows_the_batch_not_the_graph() -> None:
     tracemalloc.stop()
     assert peak < 200_000
     sampler.sample(np.arange(0, 3_000_000, 2), 1)
-    assert neighbor.scratch.entries.nbytes <= neighbor._TABLE_KEPT
+    assert neighbor.scratch.entries.nbytes <= neighbor.TABLE_KEPT
 
 
 def test_a_table_is_cleared_when_its_stamps_run_out(monkeypatch: pytest.MonkeyPatch) -> None:

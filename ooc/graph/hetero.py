@@ -1,0 +1,133 @@
+"""A sampled subgraph of several node and edge types, and the blocks that a heterogeneous model's layers run on.
+
+As in `ooc.graph.blocks`, the nodes of each type are in hop order and the edges of each type sorted by destination, so each
+layer's blocks are prefixes of the same arrays. A subgraph of one node type and one edge type has the arrays of a `Subgraph`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ooc.graph.blocks import Block, graph_block, trim
+from ooc.stores.graph import Graph
+
+EdgeKey = tuple[str, str, str]
+"""An edge type as PyG writes it: (source type, name, target type)"""
+
+
+@dataclass(frozen=True)
+class EdgeSample:
+    """The sampled edges of one type, sorted by destination."""
+
+    indptr: NDArray[np.int64]
+    """int64[d+1]: edges of each expanded node of the target type, in hop order"""
+    source: NDArray[np.int64]
+    """int64[e]: local node, of the source type, of each edge"""
+    slot: NDArray[np.int64]
+    """int64[e]: the edge's slot in the CSC of its type"""
+    stands_for: NDArray[np.float32] | None = None
+    """float32[e]: see `Block.stands_for`; None for uniform sampling"""
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """columns of the type's graph read for these edges, [e] each, if the edges are on disk"""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the arrays in bytes, without `columns`."""
+        arrays = (self.indptr, self.source, self.slot, self.stands_for)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    def edge_index(self) -> NDArray[np.int64]:
+        """int64[2, e]: (source, destination) of every edge, local ids of their own types."""
+        edge_index = np.empty((2, len(self.source)), np.int64)
+        edge_index[0] = self.source
+        edge_index[1] = np.repeat(np.arange(len(self.indptr) - 1), np.diff(self.indptr))
+        return edge_index
+
+
+@dataclass(frozen=True)
+class HeteroSubgraph:
+    """A batch's sampled neighborhood by type, as numpy arrays, without features.
+
+    Every node type and edge type of the graph is a key; a type that was not reached has empty arrays.
+
+    >>> subgraph.node["paper"][: subgraph.num_nodes["paper"][0]]  # the seeds of this type, in the order given
+    """
+
+    node: Mapping[str, NDArray[np.int64]]
+    """int64[n] by node type: row of each local node, in hop order, seeds first"""
+    edges: Mapping[EdgeKey, EdgeSample]
+    num_nodes: Mapping[str, tuple[int, ...]]
+    """new nodes per hop, seeds first: L+1 numbers by node type"""
+    num_edges: Mapping[EdgeKey, tuple[int, ...]]
+    """edges per hop: L numbers by edge type"""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the arrays in bytes, without columns of the edges."""
+        return sum(node.nbytes for node in self.node.values()) + sum(edges.nbytes for edges in self.edges.values())
+
+
+class HeteroBlock(NamedTuple):
+    """The bipartite graphs of one layer, which maps {type: rows} to {type: rows[:num_dst[type]]}.
+
+    Destination row i of a type is source row i of that type. A NamedTuple, so that PyG's `HeteroData.to` moves it.
+    """
+
+    blocks: Mapping[EdgeKey, Block]
+    """For each edge type its block: `num_src` rows of the source type in, `num_dst` rows of the target type out. What the whole
+    graph says of nodes (degree, loops, weight_sum, loop_weight) is of the destinations, [num_dst]"""
+    num_dst: Mapping[str, int]
+    """rows out by node type"""
+
+
+def hetero_block_of(
+    graphs: Mapping[EdgeKey, Graph],
+    subgraph: HeteroSubgraph,
+    edge_index: Mapping[EdgeKey, torch.Tensor],
+    weight: Mapping[EdgeKey, NDArray[np.float32]],
+) -> HeteroBlock:
+    """Return the first layer's block, with the whole graph's degrees, self-loops and weights of its nodes and edges.
+
+    Args:
+        graphs: The topology of each edge type.
+        subgraph: The sampled batch.
+        edge_index: int64[2, e] of each edge type, as `EdgeSample.edge_index` gives it.
+        weight: float32[e] of each weighted edge type.
+
+    Returns:
+        The block of layer 0; `hetero_blocks_of` takes the other layers' from it.
+    """
+    blocks = {}
+    for key, edges in subgraph.edges.items():
+        source, _, target = key
+        num_dst = len(edges.indptr) - 1
+        own = subgraph.node[target][:num_dst]
+        block = graph_block(graphs[key], own, num_dst, edge_index[key], edges.indptr, weight.get(key))
+        stands_for = None if edges.stands_for is None else torch.from_numpy(edges.stands_for)
+        blocks[key] = block._replace(num_src=len(subgraph.node[source]), stands_for=stands_for)
+    return HeteroBlock(blocks, {name: sum(counts[:-1]) for name, counts in subgraph.num_nodes.items()})
+
+
+def hetero_blocks_of(
+    first: HeteroBlock, num_nodes: Mapping[str, tuple[int, ...]], num_edges: Mapping[EdgeKey, tuple[int, ...]]
+) -> list[HeteroBlock]:
+    """Return one block per layer, input side first, as prefixes of the first one; counts are as in `HeteroSubgraph`."""
+    hops = max((len(counts) for counts in num_edges.values()), default=0)
+    layers = []
+    for depth in range(hops, 0, -1):
+        size = {name: (sum(counts[: depth + 1]), sum(counts[:depth])) for name, counts in num_nodes.items()}
+        blocks = {
+            key: _trimmed(block, size[key[0]][0], size[key[2]][1], sum(num_edges[key][:depth]))
+            for key, block in first.blocks.items()
+        }
+        layers.append(HeteroBlock(blocks, {name: num_dst for name, (_, num_dst) in size.items()}))
+    return layers
+
+
+def _trimmed(block: Block, num_src: int, num_dst: int, num_edges: int) -> Block:
+    """`trim` of a block that knows its destinations only: arrays of nodes end with them."""
+    return trim(block, num_dst, num_dst, num_edges)._replace(num_src=num_src)
