@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch_geometric.utils import index_sort
 from torch_geometric.utils.sparse import index2ptr
 
-from ooc.graph.aggregation import FirstInput, PreAggregation
+from ooc.graph.aggregation import PreAggregation
 from ooc.graph.blocks import Block
 from ooc.models.convs import BlockGATConv, BlockGCN2Conv, BlockGCNConv, BlockGINConv, BlockPropagation, BlockSAGEConv
-from ooc.models.layers import Between, DenseLayer, Layer, Norm, run_model
+from ooc.models.layers import Between, DenseLayer, Input, Layer, Norm, run_model
 from ooc.models.memory_efficient import Relu
 from ooc.stores.errors import ConfigError
 
@@ -38,9 +38,7 @@ class Model(nn.Module):
         super().__init__()
         self.encoder, self.layers, self.decoder = encoder, nn.ModuleList(layers), decoder
 
-    def forward(
-        self, x: FirstInput, blocks: Sequence[Block], checkpoint: bool = False, between: Between | None = None
-    ) -> Tensor:
+    def forward(self, x: Input, blocks: Sequence[Any], checkpoint: bool = False, between: Between | None = None) -> Tensor:
         """Map x [blocks[0].num_src, in_channels] to [blocks[-1].num_dst, out_channels]; see `run_layers`."""
         out: Tensor = run_model(self, x, blocks, checkpoint, between)
         return out

@@ -5,7 +5,7 @@ layer-wise passes write and recomputation starts from (the view of GNNAutoScale 
 decoder after it work row by row.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, Literal
@@ -122,14 +122,16 @@ def make_norm(norm: str, channels: int) -> nn.Module:
     raise ConfigError(f"norm {norm!r} is unknown: use none, batch or layer")
 
 
+Input = FirstInput | Mapping[str, Tensor]
+"""what the first layer takes: rows, their aggregates, or rows by node type"""
 Between = Callable[[int, Tensor], Tensor]
 """between(l, out [num_dst, g]) -> x for layer l + 1; not called for the last layer's output"""
 
 
 def run_layers(
     layers: Sequence[nn.Module] | nn.ModuleList,
-    x: FirstInput,
-    blocks: Sequence[Block],
+    x: Input,
+    blocks: Sequence[Any],
     checkpoint: bool = False,
     *,
     encoder: nn.Module | None = None,
@@ -146,17 +148,12 @@ def run_layers(
     With `checkpoint` only the rows between layers are saved, and the rest is recomputed in the backward pass (Chen et al.,
     2016). The result does not change: random numbers are repeated, batch statistics recorded once.
 
+    Of a heterogeneous graph, x and what a layer returns are {node type: rows}, and blocks are `HeteroBlock`.
+
     Raises ConfigError if the numbers of layers and blocks differ, or an encoder is given `FirstLayerAggregates`; InputError if
     x does not fit the first block.
     """
-    if len(layers) != len(blocks):
-        square = all(block.num_src == block.num_dst for block in blocks)  # parts, subgraphs or the whole graph
-        advice = f"num_layers={len(layers)}" if square else f"one fan-out for each layer, {len(layers)} in all"
-        raise ConfigError(f"the model has {len(layers)} layers but the batch has {len(blocks)} blocks: give {advice}")
-    if x.size(0) != blocks[0].num_src:
-        raise InputError(
-            f"x has {x.size(0)} rows but the first block has {blocks[0].num_src} sources: pass those of batch.n_id"
-        )
+    _check_input(len(layers), x, blocks)
     out = as_input(x, *(part for part in (encoder, *layers, decoder) if part is not None))
     if encoder is not None:
         if isinstance(out, FirstLayerAggregates):
@@ -176,9 +173,28 @@ def run_layers(
     return out if decoder is None else decoder(out)
 
 
-def run_model(
-    model: Any, x: FirstInput, blocks: Sequence[Block], checkpoint: bool = False, between: Between | None = None
-) -> Any:
+def _check_input(num_layers: int, x: Input, blocks: Sequence[Any]) -> None:
+    """Raise ConfigError or InputError if blocks or x do not fit; see `run_layers`."""
+    typed = isinstance(x, Mapping)
+    if num_layers != len(blocks):
+        square = not typed and all(block.num_src == block.num_dst for block in blocks)  # parts, subgraphs, the whole graph
+        advice = f"num_layers={num_layers}" if square else f"one fan-out for each layer, {num_layers} in all"
+        raise ConfigError(f"the model has {num_layers} layers but the batch has {len(blocks)} blocks: give {advice}")
+    if not isinstance(x, Mapping):
+        _check_rows("x", x.size(0), blocks[0].num_src, "batch.n_id")
+        return
+    for (source, *_), block in blocks[0].blocks.items():
+        if source not in x:
+            raise InputError(f"x has no rows of node type {source!r}: there are {', '.join(x)}")
+        _check_rows(f"x[{source!r}]", x[source].size(0), block.num_src, f"batch[{source!r}].n_id")
+
+
+def _check_rows(name: str, rows: int, sources: int, nodes: str) -> None:
+    if rows != sources:
+        raise InputError(f"{name} has {rows} rows but the first block has {sources} sources: pass those of {nodes}")
+
+
+def run_model(model: Any, x: Input, blocks: Sequence[Any], checkpoint: bool = False, between: Between | None = None) -> Any:
     """Call `run_layers` with the model's `layers`, and its `encoder` and `decoder` if it has them."""
     encoder, decoder = getattr(model, "encoder", None), getattr(model, "decoder", None)
     return run_layers(model.layers, x, blocks, checkpoint, encoder=encoder, decoder=decoder, between=between)
@@ -197,6 +213,8 @@ def as_input(x: Any, *modules: nn.Module) -> Any:
     modules with an Embedding to look them up in."""
     if isinstance(x, FirstLayerAggregates):
         return FirstLayerAggregates(as_input(x.neighbor, *modules), as_input(x.self_row, *modules))
+    if isinstance(x, Mapping):
+        return {name: as_input(rows, *modules) for name, rows in x.items()}
     if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
         return x
     if not x.is_floating_point() and looks_up(*modules):

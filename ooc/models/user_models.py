@@ -1,7 +1,7 @@
 """User-defined modules: imported by name and called according to the signature of their forward.
 
 Supported are `forward(x, blocks)`, a ModuleList `layers` without a forward (see `ooc.models.layers.run_layers`), and PyG's
-`forward(x, edge_index)`, which runs on the whole sampled subgraph as with NeighborLoader.
+`forward(x, edge_index)` and `forward(x_dict, edge_index_dict)`, which run on the whole sampled subgraph as with NeighborLoader.
 """
 
 import importlib
@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch_geometric.data import HeteroData
 
+from ooc.models.hetero import inputs_of, seed_type
 from ooc.models.layers import as_input, run_model
 from ooc.models.pyg_models import pyg_arguments
 from ooc.stores.errors import ConfigError
@@ -136,7 +138,7 @@ def kind_of(model: nn.Module) -> Kind:
     names = list(inspect.signature(model.forward).parameters)
     if "blocks" in names[1:2]:
         return "blocks"
-    if any(name in names[1:2] for name in ("edge_index", "adj_t", "adj", "edge_indices")):
+    if any(name in names[1:2] for name in ("edge_index", "edge_index_dict", "adj_t", "adj", "edge_indices")):
         return "edge_index"
     raise ConfigError(
         f"model {type(model).__name__}.forward({', '.join(names)}) cannot be called: "
@@ -145,17 +147,21 @@ def kind_of(model: nn.Module) -> Kind:
 
 
 def forward_batch(model: nn.Module, batch: Any, checkpoint: bool = False) -> Tensor:
-    """Return the model's rows for the seeds of a loader's batch (PyG Data), [batch_size, out_channels].
+    """Return the model's rows for the seeds of a loader's batch (PyG Data or HeteroData), [batch_size, out_channels].
 
     A forward with a parameter `edge_weight` receives the sampled edges' weights. `checkpoint` recomputes activations (see
     `run_layers`); raises ConfigError if the model's own forward does not support it.
 
+    With HeteroData a forward is given PyG's `x_dict` (see `inputs_of`) and `edge_index_dict`, or blocks, and returns rows of
+    the seeds' node type, or {node type: rows}.
+
     >>> out = forward_batch(model, batch)
     >>> loss = torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
     """
-    kind = kind_of(model)
+    kind, typed = kind_of(model), isinstance(batch, HeteroData)
+    inputs = inputs_of(batch) if typed else batch.x
     if kind == "layers":
-        return run_model(model, batch.x, batch.blocks, checkpoint)
+        return _seeds_of(run_model(model, inputs, batch.blocks, checkpoint), batch, typed)
     parameters = inspect.signature(model.forward).parameters
     if checkpoint and "checkpoint" not in parameters:
         raise ConfigError(
@@ -163,9 +169,24 @@ def forward_batch(model: nn.Module, batch: Any, checkpoint: bool = False) -> Ten
             "switch it off, or give the model a ModuleList `self.layers` and no forward"
         )
     extra: dict[str, Any] = {"checkpoint": checkpoint} if "checkpoint" in parameters else {}
-    x = as_input(batch.x, model)
+    x = as_input(inputs, model)
     if kind == "blocks":
-        return model(x, batch.blocks, **extra)
+        return _seeds_of(model(x, batch.blocks, **extra), batch, typed)
+    if typed:
+        return _seeds_of(model(x, batch.edge_index_dict, **extra), batch, typed)
     if "edge_weight" in parameters:
         extra["edge_weight"] = batch.blocks[0].weight
     return model(x, batch.edge_index, **extra)[: batch.batch_size]
+
+
+def _seeds_of(out: Any, batch: Any, typed: bool) -> Any:
+    """The seeds' rows of what a forward returned; typed: for HeteroData, which may be {node type: rows}."""
+    if not typed:
+        return out
+    node_type = seed_type(batch)
+    if isinstance(out, Mapping):
+        if out.get(node_type) is None:
+            there = ", ".join(map(str, out)) or "none"
+            raise ConfigError(f"the model returns no rows of the seeds' node type {node_type!r} (it returns: {there})")
+        out = out[node_type]
+    return out[: batch[node_type].batch_size]
