@@ -22,12 +22,10 @@ from ooc.models.layers import evaluating, run_model
 from ooc.models.user_models import kind_of
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
-from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
+from ooc.runtime.pipeline import Pipeline, Stage
 from ooc.stores.errors import ConfigError, StoreError
 
 FOLDER = "history"
-AHEAD = 2
-"""batches whose halo is read before the model needs it, including the current one"""
 
 
 def widths_of(model: nn.Module, in_channels: int, weighted: bool) -> list[int]:
@@ -60,12 +58,8 @@ class HaloLoader(PartLoader):
         return self.budget.history
 
     def _pipeline(self, cursors: Iterator[Cursor], clocks: dict[str, Clock]) -> Pipeline:
-        inner = {name: clock for name, clock in clocks.items() if name not in (CONSUMER, "pull")}
-        batches = super()._pipeline(cursors, inner)
-        clocks |= {name: clock for name, clock in inner.items() if name != CONSUMER}
-        own = {name: clocks.setdefault(name, Clock()) for name in ("pull", CONSUMER)}
-        pull = partial(_fetched, self.history, self._cursor.epoch * len(self))
-        return Pipeline(batches, [Stage("pull", pull)], max_bytes=1, max_items=AHEAD, clocks=own, before=batches)
+        self.then = Stage("pull", partial(_fetched, self.history, self._cursor.epoch * len(self)))
+        return super()._pipeline(cursors, clocks)
 
 
 def _fetched(history: History | None, first: int, item: tuple[int, Any]) -> tuple[int, Any]:

@@ -116,13 +116,24 @@ class History:
             version = self._waiting[step] = self._written
         if self._asked is not None:
             self._asked[ids] += self._asked[ids] < np.iinfo(np.uint16).max
+        return PrefetchedRows(step, version, ids, *self._kept(ids))
+
+    def read(self, ids: Ids) -> tuple[tuple[AnyArray, ...], Ids]:
+        """The rows [k, width] of every layer of nodes `ids` (int64[k], ascending) as they are now, and the step that wrote
+        each, int64[k], NEVER before any did; between steps only, and without a lag."""
+        assert not self.lag, "pushes that wait for the lag are not on disk"
+        self._settle()
+        return self._kept(ids)
+
+    def _kept(self, ids: Ids) -> tuple[tuple[AnyArray, ...], Ids]:
+        """`_read` without what is forgotten, and the steps as numbered."""
         found, kept = self._read(ids) if self._resident is None else self._resident.read(ids)
         steps = kept.astype(np.int64) - 1
         if (forgotten := steps < self._floor).any():
             steps[forgotten] = NEVER
             for out in found:
                 out[forgotten] = 0
-        return PrefetchedRows(step, version, ids, tuple(found), steps)
+        return tuple(found), steps
 
     def _read(self, ids: Ids) -> tuple[list[AnyArray], AnyArray]:
         """(every layer's rows, the steps as stored); hot rows are in memory."""

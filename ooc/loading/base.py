@@ -20,6 +20,8 @@ from ooc.stores.errors import ConfigError
 
 PREFETCH = 8
 """Batches between the cursor and the model where no `prefetch_factor` is given"""
+AHEAD = 2
+"""batches that the stage behind a loader's own has done before the model needs them, including the current one"""
 
 
 class Loader:
@@ -159,6 +161,8 @@ class BatchLoader(EpochLoader):
         self._seed_drawn = self._order.seed_drawn
         self._copier: Copier | None = None
         self._stop: int | None = None
+        self.then: Stage | None = None
+        """a stage behind the loader's own: for each (steps done, batch) in order, shortly before the model has the batch"""
         self._start_at(Cursor(0, 0))
         self.keeps_blocks: bool | None = None
         """whether freed blocks are cached while it is iterated over, see `keep_large_blocks`; None: as the process has it"""
@@ -260,8 +264,15 @@ class BatchLoader(EpochLoader):
         return on_device(batches, self.device, self._copier, self._clocks)
 
     def _pipeline(self, cursors: Iterator[Cursor], clocks: dict[str, Clock]) -> Pipeline:
-        """(steps done, batch) of `cursors`, as the read strategy makes them."""
-        return self.strategy.pipeline(cursors, self.budget, self.prefetch, clocks)
+        """(steps done, batch) of `cursors`, as the read strategy makes them, and through `then`."""
+        if self.then is None:
+            return self.strategy.pipeline(cursors, self.budget, self.prefetch, clocks)
+        name = self.then.name
+        inner = {each: clock for each, clock in clocks.items() if each not in (CONSUMER, name)}
+        batches = self.strategy.pipeline(cursors, self.budget, self.prefetch, inner)
+        clocks |= {each: clock for each, clock in inner.items() if each != CONSUMER}
+        own = {each: clocks.setdefault(each, Clock()) for each in (name, CONSUMER)}
+        return Pipeline(batches, [self.then], max_bytes=1, max_items=AHEAD, clocks=own, before=batches)
 
 
 class Epoch:

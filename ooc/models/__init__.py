@@ -6,6 +6,17 @@ from ooc.runtime.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from ooc.models.builders import build_model, full_blocks, pre_aggregation_of, summing_of
+    from ooc.models.hetero import build_hetero_model, full_hetero_blocks
 
-__all__ = ["build_model", "full_blocks", "pre_aggregation_of", "summing_of"]
-__getattr__ = lazy_exports(__name__, dict.fromkeys(__all__, "ooc.models.builders"))
+__all__ = ["build_hetero_model", "build_model", "full_blocks", "full_hetero_blocks", "pre_aggregation_of", "summing_of"]
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "build_hetero_model": "ooc.models.hetero",
+        "build_model": "ooc.models.builders",
+        "full_blocks": "ooc.models.builders",
+        "full_hetero_blocks": "ooc.models.hetero",
+        "pre_aggregation_of": "ooc.models.builders",
+        "summing_of": "ooc.models.builders",
+    },
+)

@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     NORMALISE = 7
     NEGATIVE = 8
     RANKING = 9
+    TABLE = 10
 
 
 def mix(value: int) -> int:
@@ -62,6 +63,16 @@ def mix64(value: np.uint64) -> np.uint64:
     value = (value ^ (value >> np.uint64(30))) * _MIX_1
     value = (value ^ (value >> np.uint64(27))) * _MIX_2
     return value ^ (value >> np.uint64(31))
+
+
+@kernel
+def keyed_uniform(key: np.uint64, row: NDArray[np.int64], bound: np.float32, out: NDArray[np.float32]) -> None:
+    """Fill out[i] ([n, f]) with numbers in [-bound, bound), a function of key, row[i] (int64[n]) and the column."""
+    for i in range(len(row)):
+        stream = mix64(key ^ mix64(np.uint64(row[i])))
+        for j in range(out.shape[1]):
+            bits = mix64(stream + np.uint64(j) * _GOLDEN) >> np.uint64(40)
+            out[i, j] = (np.float32(bits) * np.float32(2.0**-23) - np.float32(1)) * bound
 
 
 @kernel

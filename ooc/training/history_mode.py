@@ -12,10 +12,11 @@ from torch import Tensor
 
 from ooc.graph.blocks import Subgraph
 from ooc.history.drift import Drift, LayerDrift, drift_row_bytes, drift_sample
-from ooc.history.halo import AHEAD, FOLDER, Halo, HaloLoader, open_halo, widths_of
+from ooc.history.halo import FOLDER, Halo, HaloLoader, open_halo, widths_of
 from ooc.history.history import Growth, History
 from ooc.history.refresh import Refresh, Refresher, refresh
 from ooc.layerwise.layerwise_pass import LayerwisePass
+from ooc.loading.base import AHEAD
 from ooc.planning.choose_mode import ModeTraits
 from ooc.planning.measure import lengths_of
 from ooc.planning.run_plan import Upkeep

@@ -1,0 +1,368 @@
+"""Embedding tables on disk, for nodes without features: rows that are trained, and the moments of their optimizer.
+
+As `torch.nn.Embedding(sparse=True)` with `torch.optim.SparseAdam`: a step changes the rows of the batch's nodes only. A node's
+row and its moments are one row of a `History` with lag 0, so they are read ahead, every step sees the steps before it, and a
+checkpoint commits them together with the model. Tables that fit their share of the memory are kept in RAM and written at
+checkpoints only. Rows that were never written have their initial values, a function of the seed and the node: a new table
+writes nothing.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ooc.history.history import History, open_history
+from ooc.history.rows import NEVER, PrefetchedRows
+from ooc.runtime.keyed_random import Purpose, key, keyed_uniform
+from ooc.stores.arrays.mutable_rows import DiskRows
+from ooc.stores.arrays.rows import AnyArray, Ids
+from ooc.stores.errors import StoreError
+from ooc.stores.io.atomic import remove_tree
+
+BETAS, EPS = (0.9, 0.999), 1e-8
+"""of SparseAdam, its defaults"""
+FOLDER = "tables"
+_AT_ONCE = 2**24
+"""bytes of a table that are copied at once"""
+Optimizer = Literal["adam", "sgd"]
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """What a batch needs of a table, read ahead."""
+
+    ids: Ids
+    """int64[k], ascending: the batch's nodes, each once"""
+    place: Ids
+    """int64[n]: where each of the batch's nodes is in `ids`"""
+    rows: PrefetchedRows | AnyArray
+    """for a step of training, or [k, width] to score by"""
+
+
+@dataclass(frozen=True)
+class _Pulled:
+    """The rows of one batch of a step."""
+
+    step: int
+    ids: Ids
+    packed: AnyArray
+    """float32[k, packed width]"""
+    rows: Tensor
+    """float32[k, width]; its gradient comes with the backward pass"""
+
+
+class EmbeddingTable:
+    """Trained rows float32 [N, width]; see the module. `ahead` may run in another thread than the rest.
+
+    >>> request = table.ahead(node)                 # ahead of the step, in the steps' order
+    >>> x = table.pull(request, device)             # [n, width], differentiable
+    >>> loss_of(model(x)).backward()
+    >>> table.gather(); table.update(lr=0.01)
+    """
+
+    def __init__(self, history: History, path: Path, width: int, stream: int, state: Mapping[str, Any] | None) -> None:
+        self.history, self.width, self._path = history, width, path
+        self.num_rows = history.steps.shape[0]
+        self._stream, self._bound = np.uint64(stream), np.float32(math.sqrt(6 / (self.num_rows + width)))
+        self.updates = 0 if state is None else int(state["updates"])
+        """optimizer steps in which the table had a gradient"""
+        self._next = history.next_step
+        self._pulled: list[_Pulled] = []
+        self._kept: DiskRows | None = None
+        self.merged: Tensor | None = None
+        """float32[k, width] between `gather` and `update`: the rows of the step's batches, each once, with their gradient"""
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        shape: tuple[int, int],
+        stream: int,
+        optimizer: Optimizer,
+        state: Mapping[str, Any] | None,
+        *,
+        grown: bool = False,
+        max_bytes: int,
+        engine: str = "auto",
+    ) -> "EmbeddingTable":
+        """A new table in the directory `path`, or the one there as it was when `state` was taken.
+
+        Args:
+            path: The directory.
+            shape: Numbers of rows and columns.
+            stream: Key of the initial values.
+            optimizer: "adam" keeps two moments for every row.
+            state: What `state` returned, or None.
+            grown: Whether the store has more nodes since.
+            max_bytes: Limit on rows that wait to be written, and on rows in RAM, each.
+            engine: How rows are read.
+
+        Raises:
+            StoreError: If the disk is full, or rows are missing or damaged.
+        """
+        count, width = shape
+        packed = 3 * width if optimizer == "adam" else width
+        if state is not None and not path.is_dir():
+            raise StoreError(
+                f"{path} is missing: without its embedding tables the run cannot go on; put the folder back, or start another "
+                "run with another `out`"
+            )
+        options: dict[str, Any] = {"lag": 0, "max_bytes": max_bytes, "engine": engine, "resident": True}
+        history = open_history(path, count, (packed,), "float32", None if state is None else state["rows"], grown, **options)
+        return cls(history, path, width, stream, state)
+
+    @property
+    def _adam(self) -> bool:
+        return bool(self.history.rows[0].shape[1] > self.width)
+
+    def _begun(self, packed: AnyArray, ids: Ids, steps: Ids) -> AnyArray:
+        """Packed rows as read, with the initial values of those that were never written."""
+        if (new := steps == NEVER).any():
+            first = np.empty((int(new.sum()), self.width), np.float32)
+            keyed_uniform(self._stream, ids[new], self._bound, first)
+            packed[new, : self.width] = first
+        return packed
+
+    def ahead(self, node: Ids) -> TableRows:
+        """Read the rows of a batch's nodes (int64[n]) for the next step of training; call for every batch in order."""
+        ids, place = np.unique(node, return_inverse=True)
+        fetched = self.history.fetch(self._next, ids)
+        self._next += 1
+        return TableRows(ids, place, fetched)
+
+    def look_up(self, node: Ids) -> TableRows:
+        """Read the rows of nodes (int64[n]) as they are between two steps, or the kept ones (`use`)."""
+        ids, place = np.unique(node, return_inverse=True)
+        return TableRows(ids, place, self.rows(ids))
+
+    def rows(self, ids: Ids) -> AnyArray:
+        """The rows float32 [k, width] of nodes `ids` (int64[k], ascending), between two steps; or the kept ones (`use`)."""
+        if self._kept is not None:
+            out = np.empty((len(ids), self.width), np.float32)
+            self._kept.read(ids, out)
+            return out
+        (packed,), steps = self.history.read(ids)
+        return self._begun(packed, ids, steps)[:, : self.width]
+
+    def pull(self, request: TableRows, device: torch.device) -> Tensor:
+        """The rows [n, width] of a batch's nodes, differentiable in training; once for each request, in the steps' order."""
+        place = torch.from_numpy(request.place).to(device)
+        if not isinstance(request.rows, PrefetchedRows):
+            return torch.from_numpy(np.ascontiguousarray(request.rows)).to(device).index_select(0, place)
+        (packed,) = self.history.pull(request.rows)
+        packed = self._begun(packed, request.ids, request.rows.steps)
+        rows = torch.from_numpy(packed[:, : self.width].copy()).to(device).requires_grad_()
+        self._pulled.append(_Pulled(request.rows.step, request.ids, packed, rows))
+        return rows.index_select(0, place)
+
+    def gather(self) -> None:
+        """Add up the gradients of the batches pulled since the last step, into `merged`. None of them: it stays None."""
+        found = [each for each in self._pulled if each.rows.grad is not None]
+        if not found:
+            return
+        if len(found) == 1:
+            self.merged = found[0].rows
+            return
+        ids = np.unique(np.concatenate([each.ids for each in found]))
+        packed = np.empty((len(ids), found[0].packed.shape[1]), np.float32)
+        gradient = torch.zeros(len(ids), self.width, device=found[0].rows.device)
+        for each in found:
+            at = np.searchsorted(ids, each.ids)
+            packed[at] = each.packed
+            own: Any = each.rows.grad
+            gradient.index_add_(0, torch.from_numpy(at).to(gradient.device), own)
+        rows = torch.from_numpy(packed[:, : self.width].copy()).to(gradient.device)
+        rows.grad = gradient
+        self._pulled[-1] = _Pulled(self._pulled[-1].step, ids, packed, rows)
+        self.merged = rows
+
+    def update(self, lr: float) -> None:
+        """Make an optimizer step with `merged`, and store its rows; one of Adam to the bits of `torch.optim.SparseAdam`."""
+        pulled, self._pulled, merged, self.merged = self._pulled, [], self.merged, None
+        none = np.empty(0, np.int64)
+        last = next((each for each in pulled if each.rows is merged), None)
+        if last is not None:
+            self.updates += 1
+            gradient: Any = last.rows.grad
+            self._step(last.packed, gradient.cpu(), lr)
+        for each in pulled[:-1]:
+            self.history.push(each.step, none, [each.packed[:0]])
+        for each in pulled[-1:]:
+            ids, packed = (none, each.packed[:0]) if last is None else (last.ids, last.packed)
+            self.history.push(each.step, ids, [packed])
+
+    @torch.no_grad()
+    def _step(self, packed: AnyArray, gradient: Tensor, lr: float) -> None:
+        """Change the packed rows float32 [k, ...] by their gradient [k, width]."""
+        whole = torch.from_numpy(packed)
+        if not self._adam:
+            whole.add_(gradient, alpha=-lr)
+            return
+        rows, average, square = (whole.narrow(1, part * self.width, self.width) for part in range(3))
+        average.add_(gradient.sub(average).mul_(1 - BETAS[0]))
+        square.add_(gradient.pow(2).sub_(square).mul_(1 - BETAS[1]))
+        first, second = (1 - beta**self.updates for beta in BETAS)
+        rows.add_(-(lr * math.sqrt(second) / first) * average.div(square.sqrt().add_(EPS)))
+
+    def end_pass(self) -> None:
+        """Discard rows read ahead, after an epoch or one that was interrupted."""
+        self._pulled = []
+        self.history.end_epoch()
+        self.history.begin_epoch()
+        self._next = self.history.next_step
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint stores; see `History.state`."""
+        return {"rows": self.history.state(), "updates": self.updates}
+
+    def keep(self, name: str) -> None:
+        """Copy the rows as they are to a file of that name, durably; `use` reads them again."""
+        path = self._path / name
+        remove_tree(path)
+        piece = max(1, _AT_ONCE // self.history.rows[0].row_bytes)
+        with closing(DiskRows.create(path, (self.num_rows, self.width), "float32")) as kept:
+            for ids in self._pieces(piece):
+                kept.write(ids, self.rows(ids))
+            kept.sync()
+
+    def use(self, name: str) -> None:
+        """From now on `rows` and `look_up` give the rows that were kept under that name. Raises StoreError without them."""
+        self._kept = DiskRows.open(self._path / name)
+
+    def drop_kept(self, but: str) -> None:
+        """Remove the rows that were kept under other names."""
+        for path in self._path.glob("best-*"):
+            if path.name != but:
+                remove_tree(path)
+
+    def _pieces(self, size: int) -> Iterator[Ids]:
+        return (np.arange(first, min(first + size, self.num_rows)) for first in range(0, self.num_rows, size))
+
+    def close(self) -> None:
+        """Close the files; idempotent."""
+        self.history.close()
+        if self._kept is not None:
+            self._kept.close()
+
+
+class EmbeddingTables:
+    """The embedding tables of a run, by node type; none in a run whose nodes all have features.
+
+    >>> tables = EmbeddingTables.open(Path("run/tables"), {"author": (1000, 64)}, seed=0, optimizer="adam", max_bytes=2**28)
+    >>> tables.ahead(batch)    # for each batch in order, ahead of training; `look_up` for one to score by
+    >>> tables.pull(batch)     # at the batch's turn: batch["author"].x
+    >>> tables.gather(); tables.update(lr=0.01)
+    """
+
+    def __init__(self, tables: Mapping[str, EmbeddingTable] | None = None) -> None:
+        self.tables = dict(tables or {})
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        shapes: Mapping[str, tuple[int, int]],
+        *,
+        seed: int,
+        optimizer: str,
+        max_bytes: int,
+        state: Mapping[str, Any] | None = None,
+        grown: bool = False,
+        engine: str = "auto",
+    ) -> "EmbeddingTables":
+        """New tables in `folder`, or those there as they were when `state` was taken; see `EmbeddingTable.open`.
+
+        Args:
+            folder: A directory with one for each table.
+            shapes: Node type -> numbers of rows and columns.
+            seed: Of the initial values.
+            optimizer: "adam", "adamw" or "sgd"; embedding tables have no weight decay.
+            max_bytes: Limit for all tables together; see `EmbeddingTable.open`.
+            state, grown, engine: As of `EmbeddingTable.open`.
+        """
+        options: dict[str, Any] = {"grown": grown, "max_bytes": max_bytes // max(1, len(shapes)), "engine": engine}
+        found: dict[str, EmbeddingTable] = {}
+        with ExitStack() as refused:
+            for number, (name, shape) in enumerate(shapes.items()):
+                stream, own = key(seed, Purpose.TABLE, number), None if state is None else state[name]
+                path = folder / f"{number}-{name}"
+                kind: Optimizer = "sgd" if optimizer == "sgd" else "adam"
+                found[name] = refused.enter_context(closing(EmbeddingTable.open(path, shape, stream, kind, own, **options)))
+            refused.pop_all()
+        return cls(found)
+
+    def __bool__(self) -> bool:
+        return bool(self.tables)
+
+    def ahead(self, item: tuple[int, Any]) -> tuple[int, Any]:
+        """Read a batch's rows for a step of training; a stage of a loader's pipeline."""
+        return self._requested(item, {name: table.ahead for name, table in self.tables.items()})
+
+    def look_up(self, item: tuple[int, Any]) -> tuple[int, Any]:
+        """The same for a batch to score by."""
+        return self._requested(item, {name: table.look_up for name, table in self.tables.items()})
+
+    @staticmethod
+    def _requested(item: tuple[int, Any], read: Mapping[str, Any]) -> tuple[int, Any]:
+        batch = item[1]
+        batch.table_rows = {name: each(batch[name].n_id.numpy()) for name, each in read.items()}
+        return item
+
+    def pull(self, batch: Any) -> None:
+        """Give the batch the rows of its nodes without features, as `batch[node_type].x`."""
+        for name, table in self.tables.items():
+            batch[name].x = table.pull(batch.table_rows[name], batch[name].n_id.device)
+
+    def gather(self) -> None:
+        """See `EmbeddingTable.gather`."""
+        for table in self.tables.values():
+            table.gather()
+
+    @property
+    def gathered(self) -> list[Tensor]:
+        """The rows of the step's batches, with their gradients."""
+        return [table.merged for table in self.tables.values() if table.merged is not None]
+
+    def update(self, lr: float) -> None:
+        for table in self.tables.values():
+            table.update(lr)
+
+    def end_pass(self) -> None:
+        for table in self.tables.values():
+            table.end_pass()
+
+    def state(self) -> dict[str, Any]:
+        return {name: table.state() for name, table in self.tables.items()}
+
+    def commit(self, best_epoch: int | None) -> None:
+        """The checkpoint is saved; `best_epoch` is the one whose rows it refers to."""
+        for table in self.tables.values():
+            table.history.commit()
+            table.drop_kept(_best(best_epoch))
+
+    def keep_best(self, epoch: int) -> None:
+        """Copy the rows as they are after `epoch`, the best so far."""
+        for table in self.tables.values():
+            table.keep(_best(epoch))
+
+    def use_best(self, epoch: int) -> None:
+        """Score by the rows of `epoch`."""
+        for table in self.tables.values():
+            table.use(_best(epoch))
+
+    def close(self) -> None:
+        """Close the files; idempotent."""
+        with ExitStack() as closed:
+            for table in self.tables.values():
+                closed.callback(table.close)
+
+
+def _best(epoch: int | None) -> str:
+    return f"best-{epoch}"
