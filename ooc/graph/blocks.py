@@ -1,4 +1,4 @@
-"""A sampled subgraph, the bipartite blocks that a model's layers run on, and sums over a block's edges.
+"""A sampled subgraph, and the bipartite blocks that a model's layers run on.
 
 Nodes are in hop order (seeds first) and edges sorted by destination, so each layer's block is a prefix of the same arrays:
 layer l computes only the rows that layer l+1 needs (PyG's `trim_to_layer`, DGL's blocks; as in PyG's NeighborLoader, layers
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.utils.sparse import index2ptr
@@ -170,13 +169,3 @@ def pointers(ascending: Tensor, size: int) -> Tensor:
     if torch.compiler.is_compiling():  # index2ptr would fix the size and recompile for every batch
         return torch.searchsorted(ascending, torch.arange(size + 1, device=ascending.device))
     return index2ptr(ascending, size)
-
-
-def bag_sum(index: Tensor, rows: Tensor, indptr: Tensor, value: Tensor | None) -> Tensor:
-    """For each bag index[indptr[i]:indptr[i + 1]], sum those rows [n, f], each multiplied by its value [e]: [d, f].
-
-    Uses embedding_bag, torch's fastest kernel for it (three times torch.sparse on CPU). Each output row is one sequential sum,
-    so the result does not depend on the number of threads.
-    """
-    value = None if value is None else value.to(rows.dtype)
-    return F.embedding_bag(index, rows, indptr, mode="sum", include_last_offset=True, per_sample_weights=value)

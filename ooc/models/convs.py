@@ -21,7 +21,8 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import index_sort, softmax
 
 from ooc.graph.aggregation import FirstInput, FirstLayerAggregates, Kind, PreAggregation
-from ooc.graph.blocks import Block, bag_sum, pointers
+from ooc.graph.bag_sum import bag_sum
+from ooc.graph.blocks import Block, pointers
 from ooc.models.dropout import dropout
 from ooc.models.memory_efficient import memory_efficient_here, sage_layer, two_products
 

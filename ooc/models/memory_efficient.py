@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch_geometric.utils import index_sort
 
-from ooc.graph.blocks import bag_sum, pointers
+from ooc.graph.bag_sum import bag_sum
+from ooc.graph.blocks import pointers
 from ooc.stores.jit import kernel
 
 
