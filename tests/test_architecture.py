@@ -128,6 +128,7 @@ def test_everything_in_stores_has_a_floor() -> None:
     assert found == {name for names in STORE_FLOORS for name in names}
 
 
+@pytest.mark.slow
 def test_stores_is_installed_inside_ooc() -> None:
     """A package called `stores` in the user's environment, or beside their script, is another one."""
     assert (ROOT / "ooc" / "stores").resolve() == ROOT / "stores"

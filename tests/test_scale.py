@@ -55,6 +55,7 @@ def test_few_and_some(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "QUICK", True)
     assert few(1, 100) == 1
     assert some(range(16), 3) == [0, 8, 15]
+    assert some(range(16), 1) == [0]
     assert some(range(3), 4) == [0, 1, 2]
     monkeypatch.setattr(scale, "QUICK", False)
     assert few(1, 100) == 100

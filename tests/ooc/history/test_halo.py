@@ -155,6 +155,7 @@ def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edge_tiles, "PIECE_BYTES", 1)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("evaluate", ["sampled", "layerwise"])
 def test_a_refresh_goes_on_where_it_was_killed(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluate: str
@@ -189,6 +190,7 @@ def test_a_refresh_goes_on_where_it_was_killed(
     assert not (tmp_path / "cut/refresh").exists()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("room", ["disk", "ram"])
 @pytest.mark.parametrize("evaluate", ["sampled", "layerwise"])
 def test_a_refresh_is_final_before_scores(

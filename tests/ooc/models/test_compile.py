@@ -21,7 +21,8 @@ needs_compiler = pytest.mark.skipif(missing_tools(CPU) is not None, reason=str(m
 
 
 @needs_compiler
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_losses_and_checkpoints_are_those_of_a_run_that_is_not_compiled(
     make_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:

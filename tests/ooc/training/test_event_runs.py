@@ -118,6 +118,7 @@ def test_passes_without_training_say_how_far_they_are(
         assert all(f" of {total} events, " in line and line.endswith(" s left") for line in told)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", ["tgn", "tgat", "graphmixer"])
 def test_the_unit_of_times_changes_nothing(tmp_path: Path, model: str) -> None:
     """As the same timestamps may be numbers of seconds, or text, which is kept in microseconds."""
@@ -134,6 +135,7 @@ def test_the_unit_of_times_changes_nothing(tmp_path: Path, model: str) -> None:
     np.testing.assert_allclose(*losses, rtol=1e-3)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", ["tgn", "tgat", "graphmixer"])
 def test_long_tails_of_columns_are_tamed(tmp_path: Path, model: str) -> None:
     """Values as amounts have them; a run on these is one on their asinh, taken as it is."""
@@ -151,6 +153,7 @@ def test_long_tails_of_columns_are_tamed(tmp_path: Path, model: str) -> None:
     np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", ["tgn", "tgat", "graphmixer"])
 def test_what_is_killed_goes_on_to_the_same_bits(
     store: Path, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch

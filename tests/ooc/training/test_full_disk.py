@@ -58,6 +58,7 @@ def run(arguments: list[Any], capsys: pytest.CaptureFixture[str], most: int | No
     return code == 0
 
 
+@pytest.mark.slow
 def test_training(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows [9000, 8] of a layer are 288,000 bytes: what grows are the log of a push or a refresh, and a sweep's files."""
     for module in ("training.history_mode", "layerwise.scores"):

@@ -124,6 +124,7 @@ def test_what_cannot_be_is_refused(store: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_heeds_the_placement_and_the_disk_it_is_given_then(store: Path, tmp_path: Path) -> None:
     train(configure(store, tmp_path / "whole"))
     out = tmp_path / "run"

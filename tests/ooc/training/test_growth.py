@@ -65,7 +65,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", MODES)
 def test_a_model_trained_after_growth_is_one_trained_on_everything(tmp_path: Path, name: str) -> None:
     files, settings = tables(tmp_path), SMALL | MODES[name] | {"memory": tight()}
@@ -128,6 +128,7 @@ def test_a_run_goes_on_to_the_bit_when_appends_were_folded_into_the_arrays(tmp_p
     assert curve(cut.out) == curve(whole.out)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("lag", [0, 2])
 def test_histories_of_touched_nodes_are_as_if_never_written(tmp_path: Path, lag: int) -> None:
     """Those of others stand; of new nodes there are none."""

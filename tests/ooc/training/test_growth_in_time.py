@@ -72,7 +72,7 @@ def same(one: Path, other: Path) -> None:
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", MODES)
 def test_a_run_goes_on_with_new_events_as_if_they_had_been_there(tmp_path: Path, name: str) -> None:
     """Behind the last ones, and late ones behind what the epoch has seen; folded into the arrays or not."""
@@ -113,6 +113,7 @@ class Notes(LineWatcher):
         self.all.append(text)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["tgn", "roland"])
 def test_late_events_among_those_that_were_seen_end_the_epoch(tmp_path: Path, name: str) -> None:
     """The numbers of events have moved, and the state of the nodes is of others."""
@@ -131,6 +132,7 @@ def test_late_events_among_those_that_were_seen_end_the_epoch(tmp_path: Path, na
     assert [line["step"] for line in steps] == list(range(len(steps)))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["tgn", "roland"])
 def test_a_run_that_is_through_goes_on_with_more_epochs_and_chooses_its_best_anew(tmp_path: Path, name: str) -> None:
     edges, store = make(tmp_path)
@@ -145,6 +147,7 @@ def test_a_run_that_is_through_goes_on_with_more_epochs_and_chooses_its_best_ane
     assert after["metrics"].keys() == {"val", "test"}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["tgn", "roland"])
 def test_new_nodes_have_no_state_and_others_keep_theirs(tmp_path: Path, name: str) -> None:
     edges, store = make(tmp_path)

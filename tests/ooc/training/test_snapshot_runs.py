@@ -81,7 +81,7 @@ def test_a_run_is_the_same_whatever_the_memory_and_the_engine(
     assert no_threads()
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 def test_a_killed_run_goes_on_to_the_bit(
     store: Path, tmp_path: Path, whole: tuple[str, Path, Any], request: pytest.FixtureRequest
 ) -> None:
@@ -110,6 +110,7 @@ def test_a_run_that_ends_inside_an_epoch_is_scored_and_reported(store: Path, tmp
     assert ("test, EdgeBank" in page) == beside
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["average", "evolvegcn", "column"])
 def test_validation_knows_nothing_of_the_test(edges: Edges, store: Path, tmp_path: Path, kind: str) -> None:
     """Events of the test have other ends, columns and order: every loss and every score of validation is the same."""

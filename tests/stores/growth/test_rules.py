@@ -383,6 +383,7 @@ def test_a_first_append_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert not (path / DELTA).exists()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("undirected", [False, True])
 def test_a_store_knows_what_it_was_and_which_nodes_were_touched_since(tmp_path: Path, undirected: bool) -> None:
     """Through appends and compactions alike."""
@@ -460,6 +461,7 @@ def test_the_first_reader_merges_in_a_share_of_its_own_memory_and_says_how_far_i
         assert all(done == total for done, total in told.values()), told
 
 
+@pytest.mark.slow
 def test_what_the_appends_touched_takes_four_bytes_a_node_however_many_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_all_that_is_asked_is_reported(small: Path) -> None:
     seeds = few([0], [0, 1])
     found = modes.modes(small, small / "out", seeds, None)

@@ -24,7 +24,7 @@ from tests.ooc.fullgraph.exact import NAMES, LossOf, agree, cut_into, gradients,
 MODELS = [*((name, {}) for name in NAMES), ("sage", {"norm": "batch", "residual": True}), ("gat", {"norm": "batch"})]
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("name", "settings"), MODELS, ids=lambda value: value if isinstance(value, str) else "-".join(value))
 def test_a_planned_step_is_the_step(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, settings: dict[str, Any]
@@ -56,7 +56,7 @@ def made_up(program: Program, rng: np.random.Generator) -> StepProfile:
     return StepProfile(ops, {TensorPlacement.DISK: Speed(2.0**18, 2.0**17)}, 0.5)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("name", "settings"), MODELS, ids=lambda value: value if isinstance(value, str) else "-".join(value))
 def test_no_placement_drawn_at_random_is_faster(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, settings: dict[str, Any]
@@ -85,6 +85,7 @@ def test_no_placement_drawn_at_random_is_faster(
         assert tried
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("where", [TensorPlacement.RETAINED, TensorPlacement.DISK, TensorPlacement.RECOMPUTED])
 def test_a_step_moves_the_bytes_that_were_predicted(make_store: MakeStore, tmp_path: Path, where: TensorPlacement) -> None:
     path = make_store(num_nodes=30_000, num_edges=240_000, x=np.ones((30_000, 32), np.float32))
@@ -141,6 +142,7 @@ def test_the_profile_measures_what_autograd_keeps_and_every_op(
         assert profile(full, None).tiers == {}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("where", "at_once"), [(TensorPlacement.RETAINED, 0), (TensorPlacement.DISK, 2), (TensorPlacement.RECOMPUTED, 1)]
 )
