@@ -1,5 +1,7 @@
 """Sums of bags of rows: those of hubs, by all threads, are embedding_bag's to the bit."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -60,7 +62,5 @@ def test_a_hub_is_shared_among_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_float64_is_summed_by_torch() -> None:
     index, rows, indptr, value = inputs([100, 3], 40, weighted=True)
     assert value is not None
-    expected = [
-        (rows.double()[index[a:b]] * value[a:b, None].double()).sum(0) for a, b in zip(indptr, indptr[1:], strict=False)
-    ]
+    expected = [(rows.double()[index[a:b]] * value[a:b, None].double()).sum(0) for a, b in pairwise(indptr)]
     torch.testing.assert_close(bag_sum(index, rows.double(), indptr, value), torch.stack(expected))
