@@ -17,7 +17,7 @@ from ooc.stores.fingerprints import file_crc32c
 from ooc.stores.graph import Graph
 from ooc.stores.ids import write_ids
 from ooc.stores.io.atomic import check_absent, disk_errors, partial_path, publish, remove_unfinished
-from ooc.stores.manifest import IdKind, Manifest, Partition, Task, label_dtype, write_manifest
+from ooc.stores.manifest import IdKind, Manifest, Partition, Task, as_targets, label_attributes, label_dtype, write_manifest
 
 
 def finish_store(partial: Path | str, final: Path | str, manifest: Manifest) -> Path:
@@ -59,7 +59,7 @@ def write_store(
         x: Features [N, f].
         y: Labels (see `label_dtype`), -1 or NaN for unlabeled nodes.
         task: Task of the labels.
-        num_classes: Number of classes.
+        num_classes: Number of classes; of a regression the columns of y.
         splits: Name -> row ids.
         external: One id per node, all int or all str.
         arrays: Further node arrays, [N, ...].
@@ -72,8 +72,10 @@ def write_store(
     >>> write_store("tiny.ooc", Graph.from_edges([0, 1], [1, 2], 3), x=np.eye(3, dtype="float32"), splits={"train": [0]})
     """
     if y is not None and task is None:
-        raise InputError("labels y need a task: give task='multiclass', 'binary' or 'multilabel'")
+        raise InputError("labels y need a task: give task='multiclass', 'binary', 'multilabel' or 'regression'")
     labels = None if y is None or task is None else compact_labels(y, task, num_classes or 2)
+    if labels is not None and task == "regression":
+        num_classes = int(np.prod(labels.shape[1:], dtype=np.int64))
     arrays_by_name = {**(arrays or {}), **{name: array for name, array in (("x", x), ("y", labels)) if array is not None}}
     node_arrays = _one_row_a_node(arrays_by_name | split_arrays(splits or {}, graph.num_nodes), graph.num_nodes)
     kind = None if external is None else _id_kind(external)
@@ -81,7 +83,8 @@ def write_store(
     with _building(path) as partial:
         write_topology(partial, graph)
         for name, array in node_arrays.items():
-            write_array(partial, names.node_array(name), array)
+            described_as = label_attributes(task) if name == "y" and task is not None else {}
+            write_array(partial, names.node_array(name), array, described_as)
         if external is not None:
             _write_external(partial / names.IDS, external)
         return finish_store(partial, path, described)
@@ -149,8 +152,17 @@ def write_topology(group: Path | str, graph: Graph) -> None:
 
 
 def compact_labels(y: NDArray[Any], task: Task, num_classes: int) -> NDArray[Any]:
-    """Convert `y` ([N] or [N, C]) to its dtype on disk, -1 for NaN and negatives. Raises InputError if out of range."""
+    """Convert `y` ([N] or [N, C]) to its dtype on disk: -1 for NaN and negatives, numbers of a regression as they are.
+
+    Raises InputError if a label is out of range or infinite.
+    """
     y = np.asarray(y)
+    if task == "regression":
+        targets, infinite = as_targets(y)
+        if infinite.any():
+            row = int(np.argwhere(infinite)[0][0])
+            raise InputError(f"the label of row {row} is {y[infinite][0]}: targets of a regression are finite, NaN if unknown")
+        return targets
     known = y >= 0  # false for NaN
     top = num_classes - 1 if task == "multiclass" else 1
     wrong = known & ((y > top) | (y != np.floor(y)))

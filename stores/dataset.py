@@ -166,15 +166,17 @@ class Dataset:
 
     @property
     def num_classes(self) -> int | None:
+        """Number of classes; of label columns in a multilabel task, of targets in a regression."""
         return self.manifest.num_classes
 
     @property
     def class_names(self) -> list[str] | None:
-        """Names of the classes if the labels were words, or of the label columns of a multilabel task, in order; else None."""
+        """Names of the classes if the labels were words, or of the label columns if there were several, in order; else None."""
         return self.manifest.class_names
 
     @property
     def task(self) -> Task | None:
+        """What the labels are: "multiclass", "binary", "multilabel" or "regression"; None without labels."""
         return self.manifest.task
 
     @property
@@ -257,7 +259,8 @@ class Dataset:
 
     @cached_property
     def labels(self) -> AnyArray | None:
-        """Labels [N] int8, int16 or int32 (multiclass), int8 [N] (binary) or int8 [N, C] (multilabel), -1 if unlabeled.
+        """Labels [N] int8, int16 or int32 (multiclass), int8 [N] (binary) or int8 [N, C] (multilabel), -1 if unlabeled; float32
+        [N] or [N, T], NaN if unlabeled (regression).
 
         A memory map in the dtype on disk (see `label_dtype`); None for a store without labels.
         """

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 import google_crc32c
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ooc.stores.errors import StoreError
@@ -45,7 +46,8 @@ DELTA = "delta.lmdb"
 COLUMN_DTYPES: dict[str, np.dtype[Any]] = {"edge_id": np.dtype(np.int64), "weight": np.dtype(np.float32)}
 """dtypes of slot columns with a fixed one"""
 
-Task = Literal["multiclass", "binary", "multilabel"]
+Task = Literal["multiclass", "binary", "multilabel", "regression"]
+"""what labels are: one of several classes, of two, several classes at once, or numbers"""
 IdKind = Literal["int", "str"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 
@@ -84,11 +86,26 @@ def checksum_array(name: str) -> str:
 
 
 def label_dtype(task: Task, num_classes: int) -> np.dtype[Any]:
-    """Return the most compact dtype of labels on disk; -1 means unlabeled.
+    """Return the most compact dtype of labels on disk; -1, or NaN in a regression, means unlabeled.
 
-    multiclass [N]: the smallest of int8, int16, int32, int64 for the classes; binary [N] and multilabel [N, C]: int8.
+    multiclass [N]: the smallest of int8, int16, int32, int64 for the classes; binary [N] and multilabel [N, C]: int8;
+    regression [N] or [N, T]: float32.
     """
+    if task == "regression":
+        return np.dtype(np.float32)
     return np.min_scalar_type(-max(num_classes, 1)) if task == "multiclass" else np.dtype(np.int8)
+
+
+def label_attributes(task: Task) -> dict[str, str]:
+    """Return the attributes of the array of labels, where its description is not that of classes."""
+    return {"description": "targets of a regression; NaN for unknown ones"} if task == "regression" else {}
+
+
+def as_targets(numbers: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Return the targets of a regression as on disk, and which of them are infinite or too large for it; NaN is unknown."""
+    with np.errstate(over="ignore"):
+        targets = np.asarray(numbers).astype(np.float32)
+    return targets, np.isinf(targets)
 
 
 class _Part(BaseModel):
@@ -181,8 +198,9 @@ class Manifest(_Part):
     """whether every edge was added in both directions"""
     task: Task | None = None
     num_classes: int | None = None
+    """classes; label columns of a multilabel task, targets of a regression"""
     class_names: list[str] | None = None
-    """names of the classes, if the labels were words: class i is the i-th; of the labels, if they were columns of a table"""
+    """names of the classes, if the labels were words: class i is the i-th; of the label columns, if there were several"""
     partition: Partition | None = None
     """None if nodes are not numbered by parts"""
     time: Time | None = None

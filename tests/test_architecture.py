@@ -148,23 +148,24 @@ def nodes_of(package: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 def test_only_the_registry_and_the_settings_know_modes_by_name() -> None:
-    from ooc.config.modes import classes as settings
+    from ooc.config.modes import choices as settings
     from ooc.training.registry import MODES
 
-    assert list(MODES) == list(settings()), "every mode has settings"
+    assert list(MODES) == list(settings()), "every task and mode has settings"
+    modes = {mode for _, mode in MODES}
     compared, listed = [], []
     for module, node in nodes_of("ooc"):
         if module.startswith(("ooc.config", "ooc.training.registry")):
             continue
         if isinstance(node, ast.Dict | ast.List | ast.Set | ast.Tuple):
             several = node.keys if isinstance(node, ast.Dict) else node.elts
-            names = {each.value for each in several if isinstance(each, ast.Constant)} & MODES.keys()
+            names = {each.value for each in several if isinstance(each, ast.Constant)} & modes
             listed += [f"{module}:{node.lineno}: {ast.unparse(node)[:80]}"] * (len(names) > 1)
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             of_a_mode = any(re.search(r"\bmode$|[\[(]'mode'", ast.unparse(side)) for side in sides)
             words = {each.value for side in sides for each in ast.walk(side) if isinstance(each, ast.Constant)}
-            if of_a_mode and words & MODES.keys():
+            if of_a_mode and words & modes:
                 compared.append(f"{module}:{node.lineno}: {ast.unparse(node)}")
     assert not compared
     assert not listed, "what is known of each mode stands in its class"

@@ -161,7 +161,12 @@ INGEST = [
     Flag(
         "label",
         "COLUMN",
-        "Label column of the node table: numbers from 0 on, or names of classes; several, of 0 and 1: spam,phishing.",
+        "Label column of the node table: classes (numbers from 0 on, or names) or numbers to predict; several: spam,phishing.",
+    ),
+    Flag(
+        "task",
+        "auto|classification|regression",
+        "What labels are: classes, or numbers to predict; auto: a regression where many have a fraction. [auto]",
     ),
     Flag("split", "COLUMN", "Split column of the node table (train, val, test), or boolean ones: train_mask,val_mask."),
     Flag("birth", "COLUMN", "Column of the nodes' first times; empty for nodes that always exist."),
@@ -170,7 +175,7 @@ INGEST = [
     Flag("codes", "PATTERNS", "Feature columns of words that become their positions among the sorted values."),
     Flag("num_nodes", "INT", "Number of nodes, if ids are 0..N-1."),
     Flag("features", "NAME=GLOB", "npy files of a node feature: x=x.npy or 'x=part_*.npy'; repeatable.", repeat=True),
-    Flag("labels", "FILE", "npy file of labels: N, or N x C for several labels per node."),
+    Flag("labels", "FILE", "npy file of labels: N, or N x C for several labels or targets per node."),
     Flag("train", "FILE", "npy file of the training nodes: indices or a boolean mask."),
     Flag("val", "FILE", "The same for validation."),
     Flag("test", "FILE", "The same for testing."),

@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 from typer.core import TyperCommand, TyperGroup
 
 from ooc.cli.flags import Flag
+from ooc.config.modes import choice_of, name_of
 from ooc.config.topics import Topics, by_topic, common
+from ooc.stores.errors import ConfigError
 
 ALL = "--help-all"
 _OWN = "Options"
@@ -25,8 +27,8 @@ class Verb(TyperCommand):
     """names of what `--help` shows; None for everything"""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Print the help of all options where it is asked for, and that of a mode behind `--mode`."""
-        ctx.meta["mode"] = _mode_in(args)
+        """Print the help of all options where it is asked for, and that of a mode behind `--mode` or `--task`."""
+        ctx.meta["mode"] = _mode_in(args) if any(flag.modes for flag in self.flags.values()) else None
         if self.common is not None and ALL in args:
             ctx.meta["all"] = True
             print(self.get_help(ctx))
@@ -92,10 +94,19 @@ def _row(flag: Flag, mode: str | None) -> tuple[str, str] | None:
 
 
 def _mode_in(args: Sequence[str]) -> str | None:
-    """The value of `--mode` among arguments."""
+    """The mode that `--mode` and `--task` among arguments ask for, by its name in `classes`; None without them."""
+    given = {name: _value_of(f"--{name}", args) for name in ("mode", "task")}
+    try:
+        return name_of(*choice_of(given)) if any(given.values()) else None
+    except ConfigError:  # said when the command runs
+        return None
+
+
+def _value_of(option: str, args: Sequence[str]) -> str | None:
+    """The value of an option among arguments."""
     for number, word in enumerate(args):
-        if word.startswith("--mode="):
-            return word.removeprefix("--mode=")
-        if word == "--mode" and args[number + 1 :]:
+        if word.startswith(f"{option}="):
+            return word.removeprefix(f"{option}=")
+        if word == option and args[number + 1 :]:
             return args[number + 1]
     return None

@@ -193,10 +193,12 @@ def _info_lines(fields: dict[str, Any]) -> list[str]:
 
 
 def _classes(fields: dict[str, Any]) -> str:
-    """The number of classes and, if they have names, the first of these."""
-    names, what = fields["class_names"] or [], "labels" if fields["task"] == "multilabel" else "classes"
+    """The number of classes or targets and, if they have names, the first of these."""
+    count, names = fields["num_classes"], fields["class_names"] or []
+    targets = "target" if count == 1 else "targets"
+    what = {"multilabel": "labels", "regression": targets}.get(fields["task"], "classes")
     shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    return f"{fields['num_classes']} {what}" + (f": {shown}" if names else "")
+    return f"{count} {what}" + (f": {shown}" if names else "")
 
 
 def _time(time: dict[str, Any]) -> str:

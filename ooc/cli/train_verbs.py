@@ -12,7 +12,7 @@ from ooc.cli.help import Verb, verb
 from ooc.cli.interrupted import RUN_AGAIN, after_ctrl_c
 from ooc.cli.messages import name_flags
 from ooc.config import topics
-from ooc.config.modes import class_of, classes, settings_of, suggested
+from ooc.config.modes import choice_of, classes, name_of, settings_of, suggested
 
 if TYPE_CHECKING:
     from ooc.training.infer import WrittenRows
@@ -83,19 +83,20 @@ def init(
         str | None,
         typer.Option("--mode", metavar="MODE", help="The mode of `ooc train`; by default sampled, or events without labels."),
     ] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="TASK", help="What is predicted: node, link.")] = None,
 ) -> None:
     """Print a configuration with comments, for `ooc train --config`."""
     from ooc.cli.template import template
     from ooc.stores.manifest import arrays_of, read_manifest
 
     manifest = read_manifest(arrays_of(store))
-    chosen = mode or suggested(manifest.task is not None, manifest.time is not None)
-    class_of({"mode": chosen})
+    suits = suggested(manifest.task is not None, manifest.time is not None) if task is None else None
+    chosen = choice_of({"mode": mode or suits, "task": task})
     splits = ", ".join(manifest.node_type().splits) or "none"
     about = (
         f"{store}: {manifest.num_nodes:,} nodes, {manifest.num_edges:,} edges; task {manifest.task or 'none'}; splits {splits}"
     )
-    print(template(store, chosen, {flag.name: flag for flag in TRAIN}, about), end="")
+    print(template(store, name_of(*chosen), {flag.name: flag for flag in TRAIN}, about, chosen[0]), end="")
 
 
 @app.command(
@@ -170,7 +171,12 @@ def infer(
     store: StoreArgument,
     checkpoint: CheckpointOption,
     out: Annotated[
-        Path, typer.Option("--out", metavar="PATH", help="The Parquet or CSV file to write: id, class, probabilities.")
+        Path,
+        typer.Option(
+            "--out",
+            metavar="PATH",
+            help="The Parquet or CSV file to write: id, class, probabilities (of a regression: id, prediction).",
+        ),
     ],
     memory: MemoryOption = None,
     engine: EngineOption = "auto",
@@ -178,7 +184,7 @@ def infer(
     allow_code: AllowCode = False,
     verify_reads: VerifyReadsOption = False,
 ) -> None:
-    """Predict the class of every node, exactly.
+    """Predict the class, or the number, of every node, exactly.
 
     The model is computed layer by layer, in bounded memory. After a crash, run the command again to continue.
     """

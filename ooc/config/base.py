@@ -46,6 +46,11 @@ def _pairs(value: object) -> object:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
+def task_name(value: object) -> object:
+    """Return the name of a task for an older one: "link" for "links"."""
+    return {"links": "link", "nodes": "node"}.get(value, value) if isinstance(value, str) else value
+
+
 def _size(value: object) -> object:
     """Check a number of bytes, such as "2GB", and return it as text."""
     if value is not None:
@@ -126,6 +131,8 @@ class RunConfig(BaseModel):
     store: Path = Field(description="The store to train on.")
     out: Path = Field(description="Directory of the run; it must not exist.")
     mode: str
+    task: str
+    """what is predicted: see `ooc.config.modes.choices`"""
     model: str
     model_args: Annotated[dict[str, Any], BeforeValidator(_pairs)] = Field(
         default_factory=dict, description="Further arguments of your own class, as a JSON object."
@@ -141,7 +148,7 @@ class RunConfig(BaseModel):
     grad_clip: float | None = Field(default=None, gt=0, description="Clip the gradient to this norm.")
     eval_every: Positive = Field(default=1, description="Epochs between evaluations on validation.")
     monitor: str | None = Field(
-        default=None, description="Validation score that selects the best model: accuracy, auroc, loss, ..."
+        default=None, description="Validation score that selects the best model: accuracy, auroc, rmse, loss, ..."
     )
     patience: Positive | None = Field(default=None, description="Stop after this many evaluations without improvement.")
     # machine

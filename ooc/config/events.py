@@ -28,6 +28,7 @@ class EventsConfig(TimeConfig):
     """
 
     mode: Literal["events"] = Field(default="events", description="the event stream, predicting each event's destination.")
+    task: Literal["link"] = Field(default="link", description="link (the destination of each event).")
     model: str = Field(
         default="tgn",
         description="tgn (node memory and attention), tgat (attention per hop), graphmixer (latest events), or "

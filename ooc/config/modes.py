@@ -8,26 +8,62 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
-from ooc.config.base import RunConfig, parse, read_config, saved_config
+from ooc.config.base import RunConfig, parse, read_config, saved_config, task_name
 from ooc.config.events import EventsConfig
 from ooc.config.nodes import OWN, FullConfig, TrainConfig
 from ooc.config.snapshots import SnapshotsConfig
 from ooc.stores.errors import ConfigError
 
 
+def choices() -> dict[tuple[str, str], type[RunConfig]]:
+    """Return the configuration class of every (task, mode); the first mode of a task is its default, and so is the first task
+    of a mode."""
+    batches = get_args(TrainConfig.model_fields["mode"].annotation)
+    return {
+        **{("node", mode): TrainConfig for mode in batches},
+        ("node", "full"): FullConfig,
+        ("link", "events"): EventsConfig,
+        ("link", "snapshots"): SnapshotsConfig,
+        ("node", "snapshots"): SnapshotsConfig,
+    }
+
+
 def classes() -> dict[str, type[RunConfig]]:
-    """Return the configuration class of every mode; the first mode is the default."""
-    modes = get_args(TrainConfig.model_fields["mode"].annotation)
-    return {**dict.fromkeys(modes, TrainConfig), "full": FullConfig, "events": EventsConfig, "snapshots": SnapshotsConfig}
+    """Return the configuration classes by mode, with the task in front where a mode has another class for another task than its
+    first; the first is the default."""
+    found: dict[str, type[RunConfig]] = {}
+    for (task, mode), made in choices().items():
+        if found.setdefault(mode, made) is not made:
+            found[f"{task} {mode}"] = made
+    return found
+
+
+def name_of(task: str, mode: str) -> str:
+    """Return the name in `classes` of a task and mode."""
+    return mode if classes()[mode] is choices()[task, mode] else f"{task} {mode}"
+
+
+def choice_of(values: Mapping[str, Any], where: str = "") -> tuple[str, str]:
+    """Return the task and mode that these values ask for. Raises ConfigError if one is unknown, or they do not go together."""
+    known = list(choices())
+    given = {"task": task_name(values.get("task")), "mode": values.get("mode")}
+    for at, (name, value) in enumerate(given.items()):
+        names = list(dict.fromkeys(each[at] for each in known))
+        if value is not None and value not in names:
+            raise ConfigError(f"{where}{name} = {value!r} is invalid: expected {', '.join(map(repr, names))}")
+    for task, mode in known:
+        if given["task"] in (None, task) and given["mode"] in (None, mode):
+            return task, mode
+    modes = " or ".join(mode for task, mode in known if task == given["task"])
+    tasks = " and ".join(task for task, mode in known if mode == given["mode"])
+    raise ConfigError(
+        f"{where}task = {given['task']!r} is not trained by mode {given['mode']}, which trains {tasks}: use mode {modes}"
+    )
 
 
 def class_of(values: Mapping[str, Any], where: str = "") -> type[RunConfig]:
-    """Return the class for these values. Raises ConfigError for an unknown mode."""
-    known = classes()
-    mode = values.get("mode", next(iter(known)))
-    if mode not in known:
-        raise ConfigError(f"{where}mode = {mode!r} is invalid: expected {', '.join(map(repr, known))}")
-    return known[mode]
+    """Return the class for these values. Raises as `choice_of`."""
+    return choices()[choice_of(values, where)]
 
 
 def suggested(labelled: bool, temporal: bool) -> str:
@@ -36,7 +72,7 @@ def suggested(labelled: bool, temporal: bool) -> str:
 
 
 def applies(name: str, mode: str) -> bool:
-    """Whether a setting means something in a mode."""
+    """Whether a setting means something in a mode, by its name in `classes`."""
     if name not in classes()[mode].model_fields:
         return False
     own = {**OWN, "sampled": (*OWN["sampled"], "fanout")}
@@ -91,7 +127,8 @@ def settings_of(
         if not flags:
             return config
         values = {name: getattr(config, name) for name in config.model_fields_set}
-        return load_config(None, {"mode": config.mode, **values, **flags})
+        chosen = {} if flags.keys() & {"mode", "task"} else {"mode": config.mode, "task": config.task}
+        return load_config(None, {**chosen, **values, **flags})
     path = None if config is None else Path(config)
     if path is not None and path.is_dir():
         raise ConfigError(f"{path} is a directory, not a configuration in TOML or JSON: a store is given as `store`")
@@ -132,17 +169,18 @@ def load_config(
     where = f"{path}: " if path else ""
     if base and values.get("model") == base.get("model"):  # another one is refused as a difference
         check_consent(base.get("model"), own.get("model"), allow_code, values.get("out") or "the run")
-    trained, now = ((each or {}).get("mode") for each in (base, values))
-    if trained is not None and trained != now:
-        raise ConfigError(
-            f"{values.get('out')} was trained with mode = {trained!r}, not {now!r}: resume it unchanged, or start a new run"
-        )
-    model = class_of(values, where)
+    for name in ("mode", "task"):
+        trained, now = (task_name((each or {}).get(name)) for each in (base, values))
+        if trained is not None and trained != now:
+            what = f"{values.get('out')} was trained with {name} = {trained!r}, not {now!r}"
+            raise ConfigError(f"{what}: resume it unchanged, or start a new run")
+    task, mode = choice_of(values, where)
+    model = choices()[task, mode]
     known = {key for each in classes().values() for key in each.model_fields}
     for key in values:
         if key in known - model.model_fields.keys():
-            mode = values.get("mode", "sampled")
-            raise ConfigError(f"{where}{key} does not apply to mode {mode}: leave it out, or use another mode")
+            whose = f"mode {mode}" if model is classes()[mode] else f"task {task}"
+            raise ConfigError(f"{where}{key} does not apply to {whose}: leave it out, or use another {whose.split()[0]}")
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else "`ooc init STORE` prints the keys"

@@ -6,17 +6,14 @@ because the command line builds its flags from these classes and `ooc --help` mu
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from ooc.config.base import Depth, Fraction, Numbers, Positive, RunConfig, Size, Words, _numbers, changed, check_settings, parse
+from ooc.config.base import Depth, Fraction, Numbers, Positive, Size, _numbers, changed, check_settings, parse
+from ooc.config.labels import LabelConfig
 from ooc.stores.sizes import parse_bytes
 
 _DEFAULT_LAYERS = 2
 _DEFAULT_FANOUT = 10
-
-
-def _class_weights(value: object) -> object:
-    return _numbers(value) if isinstance(value, str) and value not in ("none", "balanced") else value
 
 
 _PARTS = ("parts", "parts_per_batch")
@@ -39,10 +36,10 @@ OF_MODEL = {
 """settings that apply to these models only; a user-defined class may accept `heads` as well"""
 
 
-class NodeConfig(RunConfig):
-    """Common settings of runs on nodes: model, splits and loss."""
+class NodeConfig(LabelConfig):
+    """Common settings of runs on the labels of nodes."""
 
-    # model
+    task: Literal["node"] = Field(default="node", description="What is predicted: node (labels of nodes).")
     model: str = Field(
         default="sage", description="sage, gcn, gat, gin, gcnii, appnp, sgc, or package.module:Class for your own."
     )
@@ -58,25 +55,7 @@ class NodeConfig(RunConfig):
     input_dropout: Fraction | None = Field(
         default=None, description="Dropout of the features; by default --dropout for gcn, gat, gcnii and appnp, else 0."
     )
-    train_split: str = Field(default="train", description="Name of the split to train on.")
-    val_split: str = Field(default="val", description="Name of the split that selects the best model.")
-    eval_splits: Words = Field(
-        default=["val", "test"],
-        description="Splits to score at the end; missing ones are skipped. To score the training nodes too: train,val,test.",
-    )
-    # loss and planning
-    label_smoothing: Fraction = Field(default=0.0, description="Label smoothing.")
-    class_weights: Annotated[Literal["none", "balanced"] | list[float], BeforeValidator(_class_weights)] = Field(
-        default="none", description="none, balanced, or one weight per class (binary, multi-label: of the positives): 1,2.5."
-    )
     plan: bool = Field(default=True, description="Predict the run before it starts, from a profile of a few seconds.")
-
-    @field_validator("class_weights")
-    @classmethod
-    def _none_negative(cls, value: str | list[float]) -> str | list[float]:
-        if not isinstance(value, str) and any(weight < 0 for weight in value):
-            raise ValueError("weights must be 0 or more")
-        return value
 
     @model_validator(mode="after")
     def _of_the_model(self) -> Self:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ooc.config.base import Depth, Fraction, Positive, Ratio, TimeConfig, Width, changed, check_model
+from ooc.config.base import Depth, Fraction, Positive, Ratio, TimeConfig, Width, changed, check_model, task_name
 
 
 def _text(value: object) -> object:
@@ -17,7 +17,7 @@ Length = Annotated[str, BeforeValidator(_text)]
 MODELS = ("recurrent", "roland", "evolvegcn")
 OF_MODEL = {"conv": ("recurrent", "roland"), "update": ("roland",)}
 """settings that apply to these models only"""
-OF_TASK = {"links": ("negatives", "ratio", "eval_negatives", "eval_ratio", "destinations"), "nodes": ("labels",)}
+OF_TASK = {"link": ("negatives", "ratio", "eval_negatives", "eval_ratio", "destinations"), "node": ("labels",)}
 """settings that apply to that task only"""
 
 
@@ -34,9 +34,9 @@ class SnapshotsConfig(TimeConfig):
     window: Length = Field(description="Length of a window: 7d, 12h, 250ms, or a number of the store's units, or of events.")
     stride: Length | None = Field(default=None, description="Distance between the starts of windows; by default --window.")
     by: Literal["time", "count"] = Field(default="time", description="Whether windows are by time or by count of events.")
-    task: Literal["links", "nodes"] = Field(
-        default="links",
-        description="links: predict the next window's events; nodes: classify a window's nodes (the store's splits).",
+    task: Annotated[Literal["link", "node"], BeforeValidator(task_name)] = Field(
+        default="link",
+        description="link: predict the next window's events; node: the labels of a window's nodes (the store's splits).",
     )
     labels: str | None = Field(
         default=None, description="Event column with the classes of sources; by default the nodes' labels."

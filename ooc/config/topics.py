@@ -15,10 +15,11 @@ TRAIN: Topics = {
         "norm model_args conv heads output_heads residual input_dropout alpha theta rescale update identity both_ways "
         "memory_dim time_dim past raw",
     ),
-    "Task (--mode events, snapshots)": ("", "task labels columns val test negatives ratio destinations live"),
+    "Task": ("task loss", "huber_delta label_smoothing class_weights"),
+    "Events (--mode events, snapshots)": ("", "labels columns val test negatives ratio destinations live"),
     "Optimization": (
         "epochs lr weight_decay max_steps",
-        "optimizer updates grad_clip label_smoothing class_weights precision",
+        "optimizer updates grad_clip precision",
     ),
     "Evaluation": (
         "monitor patience evaluate",
@@ -36,7 +37,7 @@ INGEST: Topics = {
         "edges src dst weight time edge_features undirected drop_missing",
         "time_unit header id_type drop_duplicates drop_self_loops",
     ),
-    "Nodes": ("nodes id label split x_cols", "one_hot codes birth num_nodes"),
+    "Nodes": ("nodes id label split x_cols", "task one_hot codes birth num_nodes"),
     "Arrays": ("features labels train val test", "split_index"),
     "Random splits": ("random_split", "seed"),
     "Whole data sets": ("pyg arg ogb", "npz graphbolt"),

@@ -10,7 +10,7 @@ from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.ops import LayerObserver
 from ooc.layerwise.pass_plan import ram_bytes
-from ooc.metrics.nodes import Scores
+from ooc.metrics.tasks import LabelTask
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.stores.arrays.rows import Rows
 from ooc.stores.dataset import Dataset
@@ -21,7 +21,7 @@ ROWS_AT_ONCE, BYTES_AT_ONCE = 2**17, 2**24
 
 class ExactScores:
     """Scores of a model by its outputs over all in-edges of every node; a pass serves all splits until the parameters change.
-    The arguments are those of `LayerwisePass`."""
+    The arguments are those of `LayerwisePass`, and the task, by default that of the labels."""
 
     def __init__(
         self,
@@ -31,7 +31,9 @@ class ExactScores:
         engine: str = "auto",
         beside: int = 0,
         budget: MemoryPlan | None = None,
+        task: LabelTask | None = None,
     ) -> None:
+        self._task = LabelTask.of(dataset) if task is None else task
         self._dataset, self.beside = dataset, beside
         self._pass = LayerwisePass(model, dataset, folder, engine=engine, beside=beside, budget=budget)
         self._scored: tuple[str, Rows] | None = None
@@ -43,10 +45,10 @@ class ExactScores:
 
     def score(self, split: str) -> dict[str, float | None]:
         """Scores of a split by name, None where one is undefined."""
-        dataset, members, labels = self._dataset, self._dataset.members(split), self._dataset.labels
+        members, labels = self._dataset.members(split), self._dataset.labels
         assert labels is not None, "a run has labels"
         rows = self.run()
-        scores = Scores(str(dataset.task), dataset.num_classes or 2, len(members))
+        scores = self._task.scores(len(members))
         step = max(1024, min(ROWS_AT_ONCE, BYTES_AT_ONCE // max(1, rows.row_bytes)))
         for first in range(0, len(members), step):
             node = members[np.arange(first, min(first + step, len(members)))]

@@ -1,7 +1,8 @@
-"""Losses and scores by task: torch's functional losses for training, torchmetrics for scores.
+"""Losses and scores of classes by task: torch's functional losses for training, torchmetrics for scores.
 
-Tasks are "multiclass" (labels int64[b], logits [b, C]), "binary" (labels [b], logits [b, 1]) and "multilabel" (labels and
-logits [b, C]). Labels below 0 or NaN are unknown and count neither in the loss nor in the scores.
+The labels may be of nodes, edges or graphs; `ooc.metrics.tasks` has the loss and scores of any labels. Tasks are "multiclass"
+(labels int64[b], logits [b, C]), "binary" (labels [b], logits [b, 1]) and "multilabel" (labels and logits [b, C]). Labels below
+0 or NaN are unknown and count neither in the loss nor in the scores.
 """
 
 import math
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection, classification
 
+from ooc.metrics.losses import LabelLoss
 from ooc.stores.errors import ConfigError
 
 EXACT_SCORES = 1 << 22
@@ -58,7 +60,7 @@ def known_labels(labels: Tensor) -> Tensor:
     return labels >= 0
 
 
-class Loss:
+class Loss(LabelLoss):
     """The training loss of a task on known labels: cross entropy, or binary cross entropy on logits.
 
     `class_weights` (float32[C] or None) are those of the classes, or of the positives of each label (binary: one number).
@@ -70,36 +72,33 @@ class Loss:
         self.task, self.class_weights, self.label_smoothing = task, class_weights, label_smoothing
 
     def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the mean over known labels, or with weights (float32[n]) the weighted sum of the rows' losses."""
+        if self.task != "multiclass":
+            return super().__call__(logits, labels, weights)
         logits, known = logits.float(), known_labels(labels)
-        if self.task == "multiclass":
-            if not known.any():
-                return logits.sum() * 0.0
-            loss = self._crossed(logits[known], labels[known], "mean" if weights is None else "none")
-            return loss if weights is None else (loss * weights[known]).sum()
-        each = self._each(logits, labels, known)
-        if weights is None:
-            return each.sum() / known.sum().clamp(min=1)
-        rows = each.view(len(each), -1).sum(1) / known.view(len(each), -1).sum(1).clamp(min=1)
-        return (rows * weights).sum()
+        if not known.any():
+            return logits.sum() * 0.0
+        loss = self._crossed(logits[known], labels[known], "mean" if weights is None else "none")
+        return loss if weights is None else (loss * weights[known]).sum()
 
     def part(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum over the known labels of some rows; divided by the `weight` of all labels, these sum to the mean."""
-        logits, known = logits.float(), known_labels(labels)
-        if self.task == "multiclass":
-            return self._crossed(logits[known], labels[known], "sum")
-        return self._each(logits, labels, known).sum()
+        if self.task != "multiclass":
+            return super().part(logits, labels)
+        known = known_labels(labels)
+        return self._crossed(logits.float()[known], labels[known], "sum")
 
     def weight(self, labels: Tensor) -> float:
         """Weight of these labels in a mean: the number of known ones, weighted by class in multi-class tasks."""
-        known = known_labels(labels)
         if self.task != "multiclass" or self.class_weights is None:
-            return float(known.sum())
+            return super().weight(labels)
+        known = known_labels(labels)
         return float(self.class_weights.cpu()[labels[known].long()].sum(dtype=torch.float64))
 
     def _crossed(self, logits: Tensor, labels: Tensor, reduction: str) -> Tensor:
         smooth = self.label_smoothing
         return F.cross_entropy(logits, labels.long(), self.class_weights, label_smoothing=smooth, reduction=reduction)
+
+    def known(self, labels: Tensor) -> Tensor:
+        return known_labels(labels)
 
     def _each(self, logits: Tensor, labels: Tensor, known: Tensor) -> Tensor:
         """Binary cross entropy of every number, in the labels' shape; 0 for unknown labels."""

@@ -14,6 +14,7 @@ from ooc.stores.ingest.duck import Progress
 if TYPE_CHECKING:
     from torch_geometric.data import Data, TemporalData
 
+LabelKind = Literal["auto", "classification", "regression"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16", "int8", "int64"]
 
 
@@ -37,6 +38,7 @@ def ingest(
     nodes: Any = None,
     id: str = "id",
     label: str | Sequence[str] | None = None,
+    task: LabelKind = "auto",
     split: str | None = None,
     birth: str | None = None,
     x_cols: str | Sequence[str] | None = None,
@@ -88,8 +90,10 @@ def ingest(
         allow_nan: Keep and count NaN and infinite values.
         nodes: Path or glob of a node table, or a data frame; its order is the order of rows.
         id: Its column of ids.
-        label: Its column of labels: numbers from 0 on, or names of classes. Of a multilabel task the columns of 0 and 1:
-            "spam,phishing", ["spam", "phishing"] or patterns.
+        label: Its column of labels: classes (numbers from 0 on, or names), or numbers to predict. Several columns, of 0 and 1
+            (multilabel) or of numbers: "spam,phishing", ["spam", "phishing"] or patterns.
+        task: What labels are: "classification", "regression" (numbers to predict, NaN where unknown), or "auto": a regression
+            where a tenth of the labels or more have a fraction.
         split: Its column of splits (train, val, test), or boolean ones: "train_mask,val_mask,test_mask".
         birth: Its column of the nodes' first times.
         x_cols: Patterns of its feature columns, numbers or lists of numbers: "f*,age" or ["f*", "age"].
@@ -97,7 +101,7 @@ def ingest(
         codes: Patterns of feature columns that become positions among their sorted values.
         num_nodes: Number of nodes, if ids are 0..N-1.
         features: Name -> npy files or an array [N] or [N, F].
-        labels: npy file or array, [N], or [N, C] for several labels per node.
+        labels: npy file or array, [N], or [N, C] for several labels or targets per node.
         train: npy file or array of the training nodes: rows, or a boolean mask.
         val: The same for validation.
         test: The same for testing.
@@ -113,7 +117,7 @@ def ingest(
         pyg: Name of a PyG data set; item 0 is used.
         arg: Its arguments.
         ogb: Folder of a downloaded OGB data set.
-        graphbolt: Folder of an OnDiskDataset of DGL's GraphBolt, for node classification.
+        graphbolt: Folder of an OnDiskDataset of DGL's GraphBolt, with labels of nodes.
         memory: Limit for the process, in bytes or such as "2GB".
         progress: Called with the step, the units done, and in total.
 
@@ -148,6 +152,7 @@ def from_data(
     undirected: bool = False,
     time_unit: Literal["s", "ms", "us", "ns"] = "s",
     dtype: Dtype = "auto",
+    task: LabelKind = "auto",
     random_split: str | Sequence[float] | None = None,
     seed: int = 0,
     split_index: int | None = None,
@@ -173,6 +178,8 @@ def from_data(
             it, because a node's past includes the events it is the source of.
         time_unit: Unit of a `TemporalData`'s times.
         dtype: How x is stored; "auto": integers as they are, everything else as float32.
+        task: What y is: "classification", "regression" (numbers to predict, NaN where unknown), or "auto": a regression where
+            a tenth of y or more has a fraction.
         random_split: Shares of train, val and test, such as (0.6, 0.2, 0.2), instead of the masks.
         seed: Seed of the random split.
         split_index: Which column of masks [N, S] to use.
@@ -200,7 +207,13 @@ def from_data(
     arrays, left_out, time = arrays_of(data, "data")
     if random_split is not None:
         arrays = {name: array for name, array in arrays.items() if name not in ("train_mask", "val_mask", "test_mask")}
-    settings: dict[str, Any] = {"undirected": undirected, "dtype": dtype, "seed": seed, "split_index": split_index}
+    settings: dict[str, Any] = {
+        "undirected": undirected,
+        "dtype": dtype,
+        "seed": seed,
+        "split_index": split_index,
+        "task": task,
+    }
     settings |= {"parts": parts, "order": order, "allow_nan": allow_nan, "memory": memory, "time_unit": time_unit}
     settings["random_split"] = None if random_split is None else joined(random_split)
     spec = parse(IngestSpec, {"out": Path(path), "pyg": "data", **settings})

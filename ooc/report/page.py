@@ -122,7 +122,7 @@ def _render(name: str, summary: dict[str, Any], figures: list[Shown], steps: int
         config=config,
         settings=_settings(config),
         versions=summary.get("versions", {}),
-        **{name: summary.get(name) for name in ("best_epoch", "monitor", "device", "threads", "class_names")},
+        **{name: summary.get(name) for name in ("best_epoch", "monitor", "device", "threads", "class_names", "labels")},
     )
 
 
@@ -269,7 +269,16 @@ def validation_figure(epochs: list[dict[str, Any]], best_epoch: int | None) -> s
     top, *others = np.atleast_1d(figure.subplots(1 + has_loss, 1, sharex=True, height_ratios=(2, 1)[: 1 + has_loss]))
     x = [line["epoch"] + 1 for line in epochs]
     marker = "o" if len(x) < 30 else None
-    names = {"accuracy": BLUE, "ap": BLUE, "auroc": ORANGE, "f1_macro": GREEN, "f1": GREEN, "mrr": GREEN, "tgb_mrr": INK}
+    names = {
+        "accuracy": BLUE,
+        "ap": BLUE,
+        "auroc": ORANGE,
+        "f1_macro": GREEN,
+        "f1": GREEN,
+        "mrr": GREEN,
+        "tgb_mrr": INK,
+        "r2": BLUE,
+    }
     for name, color in names.items():
         if (values := _values(epochs, name)) is not None:
             top.plot(x, values, color=color, linewidth=1.7, marker=marker, markersize=3, label=name.replace("_", " "))
@@ -279,7 +288,8 @@ def validation_figure(epochs: list[dict[str, Any]], best_epoch: int | None) -> s
             for who, each in epochs[-1].get("baselines", {}).items():
                 top.axhline(each["val"][name], color=color, linestyle="--", linewidth=1.0, label=f"{name} of {who}")
     top.set(ylabel="score")
-    top.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, ncols=3, fontsize=8.5)  # above the lines
+    if top.lines:  # r2 may be undefined
+        top.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, ncols=3, fontsize=8.5)  # above the lines
     for bottom in others:
         bottom.plot(x, losses, color=INK, linewidth=1.4, marker=marker, markersize=3)
         bottom.set(ylabel="loss")

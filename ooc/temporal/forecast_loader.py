@@ -163,9 +163,9 @@ class ReadPair(NamedTuple):
 class Forecast(NamedTuple):
     """A window for the model; see `ReadPair` for the nodes.
 
-    `x`: float32[n, channels]; `block`: the window's edges among its `present` nodes; `y`: int64[present, ...] or None; `t`:
-    [k], times of the targets; `fetched`: the nodes' state in ascending order of their ids, and `order`: int64[n], positions in
-    it.
+    `x`: float32[n, channels]; `block`: the window's edges among its `present` nodes; `y`: int64[present, ...], float32 in a
+    regression, or None; `t`: [k], times of the targets; `fetched`: the nodes' state in ascending order of their ids, and
+    `order`: int64[n], positions in it.
     """
 
     step: int
@@ -289,7 +289,8 @@ class ForecastWork:
         if self.label is not None:
             y = torch.from_numpy(last_labels(present, read.edge_index[0], block.columns[self.label]))
         elif self.y is not None:
-            y = torch.from_numpy(self.y[read.node[:present]].astype(np.int64))
+            rows = np.asarray(self.y[read.node[:present]])
+            y = torch.from_numpy(rows.astype(np.int64) if rows.dtype.kind in "iu" else rows)
         return Forecast(
             step=ahead.step,
             window=ahead.window.number,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ooc.history.history import History
 from ooc.metrics.links import EdgeBank, LinkScores
+from ooc.metrics.tasks import LabelTask
 from ooc.models.builders import full_blocks
 from ooc.runtime.messages import Pace
 from ooc.sampling.negatives import Negatives
@@ -47,7 +48,7 @@ class PairScores(nn.Module):
 
 
 class WindowNet(nn.Module):
-    """`model` and a head: `links` (`PairScores`), or logits of `classes` node classes."""
+    """`model` and a head: `links` (`PairScores`), or `classes` outputs of the nodes."""
 
     def __init__(self, model: WindowModel, channels: int, classes: int | None = None) -> None:
         super().__init__()
@@ -77,7 +78,7 @@ class WindowNet(nn.Module):
         return positive, negative.view(-1, ratio)
 
     def classes(self, rows: Tensor, forecast: Forecast) -> Tensor:
-        """Return logits of the window's nodes, [present, classes]."""
+        """Return the outputs of the window's nodes, [present, classes]."""
         out: Tensor = self.head(rows[: forecast.present])
         return out
 
@@ -98,18 +99,18 @@ def hand_on(history: History | None, base: int, net: WindowNet, forecast: Foreca
         history.push(base + forecast.step, forecast.node[: forecast.present].cpu().numpy(), rows)
 
 
-def task_of(dataset: Dataset, task: str, labels: str | None) -> tuple[str | None, int]:
-    """Return the nodes' task as in `ooc.metrics.nodes` (None for links) and the number of classes.
+def task_of(dataset: Dataset, task: str, labels: str | None) -> LabelTask | None:
+    """Return what is learned of the nodes' labels, None for links.
 
     `labels` is an event column with classes, counted over all events, or None for the nodes' own labels. Raises ConfigError if
     the store has no labels, InputError if the column has no classes.
     """
-    if task == "links":
-        return None, 0
+    if task == "link":
+        return None
     if labels is None:
         if dataset.task is None:
             raise ConfigError(f"{dataset.path} has no node labels: name the event column that has them as `labels`")
-        return dataset.task, dataset.num_classes or 2
+        return LabelTask.of(dataset)
     events, largest = dataset.events, -1
     if (width := events.width(labels)) not in ((), (1,)):
         raise InputError(f"column {labels} has {width[0]} values per event, but a label is one value")
@@ -118,7 +119,7 @@ def task_of(dataset: Dataset, task: str, labels: str | None) -> tuple[str | None
         largest = max(largest, int(last_labels(len(block), np.arange(len(block)), block.columns[labels]).max()))
     if largest < 1:
         raise InputError(f"column {labels} has fewer than two classes")
-    return ("binary", 2) if largest == 1 else ("multiclass", largest + 1)
+    return LabelTask("binary", 2) if largest == 1 else LabelTask("multiclass", largest + 1)
 
 
 def split_steps(steps: Iterable[WindowPair], train_end: int, val_end: int) -> dict[str, tuple[int, int]]:

@@ -24,7 +24,6 @@ from ooc.loading.base import BatchLoader
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.ranks import WHOLE
 from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
-from ooc.metrics.nodes import Scores as NodeScores
 from ooc.models.builders import pre_aggregation_of
 from ooc.models.compile import compile_model, many_variants
 from ooc.models.layers import autocast, evaluating
@@ -181,7 +180,8 @@ class BatchMode(NodeMode):
             self.scaler.load_state_dict(saved["scaler"])
         if self.scores_by_layers:
             folder = self.config.out / EXACT_FOLDER
-            exact = ExactScores(self.model, self.dataset, folder, self.engine, self.pending_bytes, self.budget)
+            beside = self.pending_bytes
+            exact = ExactScores(self.model, self.dataset, folder, self.engine, beside, self.budget, task=self.task)
             self.exact = self.opened.enter_context(closing(exact))
 
     def prepare(self) -> None:
@@ -217,7 +217,7 @@ class BatchMode(NodeMode):
         loader = self.evaluators.get(split)
         if loader is None:
             return None
-        scores = NodeScores(self.task, self.classes, loader.num_seeds, self.device)
+        scores = self.task.scores(loader.num_seeds, self.device)
         loader.set_epoch(epoch)
         with evaluating(self.model):
             for batch in loader:

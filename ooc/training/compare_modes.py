@@ -20,7 +20,11 @@ from ooc.training.loop import PLAN_SECONDS, planning
 from ooc.training.open_run import open_dataset
 from ooc.training.registry import MODES
 
-TRIED = {name: made for name, made in MODES.items() if issubclass(made, BatchMode)}
+TRIED = {
+    mode: made
+    for (task, mode), made in MODES.items()
+    if task == TrainConfig.model_fields["task"].default and issubclass(made, BatchMode)
+}
 """The modes that are compared"""
 COMPARE_SECONDS = 0.5
 """What each part of a mode's profile may take"""

@@ -27,7 +27,8 @@ from ooc.fullgraph.program import Program, TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.history.history import Growth
 from ooc.layerwise.scores import ExactScores
-from ooc.metrics.nodes import Loss
+from ooc.metrics.losses import LabelLoss
+from ooc.metrics.tasks import LabelTask
 from ooc.runtime.clock import write_trace
 from ooc.runtime.memory import keep_large_blocks, return_freed
 from ooc.runtime.memory_plan import beside_scores, plan_memory
@@ -53,7 +54,7 @@ _ANY_MEMORY = 1 << 60
 class SplitLoss:
     """The loss of a split's labelled nodes, a few rows at a time: what they add to the mean over all of them."""
 
-    def __init__(self, loss: Loss, dataset: Dataset, split: str) -> None:
+    def __init__(self, loss: LabelLoss, dataset: Dataset, split: str) -> None:
         self._loss, self._dataset, self._members = loss, dataset, dataset.members(split)
         self.total = sum(loss.weight(labels) for labels in labels_of(dataset, split))
         if not self.total:
@@ -118,7 +119,8 @@ class FullMode(NodeMode):
         self.run, config, full = run, self.config, self.full
         keep_large_blocks(True)  # as steps do: their ops are timed
         self.plan = _place(config, full, config.out, self.split_loss)
-        self.exact = self.opened.enter_context(closing(_scores_beside(full, config.out / EXACT_FOLDER, self.engine)))
+        exact = _scores_beside(full, config.out / EXACT_FOLDER, self.engine, self.task)
+        self.exact = self.opened.enter_context(closing(exact))
         beside = self.exact.memory_bytes
         self._both_fit = beside is not None and full.most_bytes + beside <= full.room
         """whether memory has room for what steps and scores keep at once"""
@@ -251,9 +253,9 @@ def _disk_of(config: FullConfig, folder: Path) -> int:
     return free if config.disk_bytes is None else min(config.disk_bytes, free)
 
 
-def _scores_beside(full: FullGraph, folder: Path, engine: str) -> ExactScores:
+def _scores_beside(full: FullGraph, folder: Path, engine: str, task: LabelTask) -> ExactScores:
     """Scores in the memory beside what a step leaves to the next one, or in its place where that is too much."""
     if 0 < full.held_bytes <= beside_scores(full.room):
         with suppress(BudgetError):
-            return ExactScores(full.model, full.dataset, folder, engine, full.held_bytes, full.budget)
-    return ExactScores(full.model, full.dataset, folder, engine, budget=full.budget)
+            return ExactScores(full.model, full.dataset, folder, engine, full.held_bytes, full.budget, task)
+    return ExactScores(full.model, full.dataset, folder, engine, budget=full.budget, task=task)

@@ -26,7 +26,7 @@ from ooc.layerwise.exact_pass import ExactPass, exact_pass
 from ooc.layerwise.layerwise_pass import Progress
 from ooc.layerwise.shape import has_layers
 from ooc.loading.arguments import check_store
-from ooc.metrics.nodes import out_channels
+from ooc.metrics.tasks import LabelTask
 from ooc.models.pyg_models import degree_histogram
 from ooc.models.user_models import find_class
 from ooc.runtime.restoring import settings_restored
@@ -157,10 +157,11 @@ def infer(
         store: A data set, or the path of a store.
         out: A file to write, Parquet or CSV by its ending: `id` (the user's own); of a multiclass task `class` (int32, the
             likeliest) and `probabilities` (float32, one per class); binary: `class` (0 or 1), `probability` (of 1); multilabel:
-            `classes` (of at least one half), `probabilities`; of a module on a store without a matching task, `outputs`. Where
-            classes have names, `class_name` (text) follows `class`, and `class_names` `classes`; Parquet's metadata has all of
-            them as `class_names`. In CSV, probabilities are columns `probability_NAME`, or `probability_0`, `probability_1`,
-            ... without names. None returns the outputs (logits).
+            `classes` (of at least one half), `probabilities`; of a regression `prediction` (float32), or `predictions` (one per
+            target); of a module on a store without a matching task, `outputs`. Where classes have names, `class_name` (text)
+            follows `class`, and `class_names` `classes`; Parquet's metadata has all of them, and those of targets, as
+            `class_names`. In CSV, probabilities are columns `probability_NAME`, or `probability_0`, `probability_1`, ...
+            without names, and predictions of several targets `prediction_NAME`. None returns the outputs (logits, or numbers).
         memory: Limit for the process, such as "2GB"; with a data set, that of `ooc.open` applies instead.
         engine: How rows are read: auto, uring, pread or mmap.
         num_layers: Of a module with its own forward(x, blocks), as many as it takes blocks.
@@ -255,26 +256,24 @@ class _Work:
     verify_reads: bool = False
 
     @contextmanager
-    def opened(self) -> Iterator[tuple[Dataset, nn.Module, str | None]]:
+    def opened(self) -> Iterator[tuple[Dataset, nn.Module, LabelTask | None]]:
         """(data set, model in memory, task or None)."""
         with settings_restored(), self._opened() as found:
             yield found
 
     @contextmanager
-    def _opened(self) -> Iterator[tuple[Dataset, nn.Module, str | None]]:
+    def _opened(self) -> Iterator[tuple[Dataset, nn.Module, LabelTask | None]]:
         if isinstance(self.model, nn.Module):
             with self._dataset(has_layers(self.model)) as dataset:
-                yield dataset, self.model, dataset.task
+                yield dataset, self.model, None if dataset.task is None else LabelTask.of(dataset)
             return
         if not isinstance(self.model, str | os.PathLike):
             raise ConfigError(f"model must be a module or the directory of a run, not a {type(self.model).__name__}")
         run = Path(self.model)
         config = self.consent(run, self.store.path if isinstance(self.store, Dataset) else Path(self.store))
         with self._dataset(takes_floats(config)) as dataset:
-            task, classes = _task(dataset, config)
-            made = make_model(
-                config, dataset.num_features, out_channels(task, classes), partial(degree_histogram, dataset.graph)
-            )
+            task = _task(dataset, config)
+            made = make_model(config, dataset.num_features, task.channels, partial(degree_histogram, dataset.graph))
             _load(made, run)
             yield dataset, made, task
 
@@ -366,7 +365,7 @@ def _written(work: _Work, out: Path, embeds: bool) -> WrittenRows:
                 if embeds:
                     write_zarr(out, rows)
                 else:
-                    write_table(out, rows, dataset, _task_of(rows, dataset, task), work.class_names(dataset))
+                    write_table(out, rows, dataset, _kind_of(rows, task), work.class_names(dataset))
         except BaseException:
             made.close()
             raise
@@ -375,10 +374,9 @@ def _written(work: _Work, out: Path, embeds: bool) -> WrittenRows:
         return WrittenRows(out, dataset.num_nodes, made.columns, read, written, dataset.reading("x"), made.method)
 
 
-def _task_of(rows: Rows, dataset: Dataset, task: str | None) -> str | None:
-    """The task that the rows are logits of; None for a module whose outputs have another shape."""
-    classes = dataset.num_classes or (2 if task == "binary" else rows.shape[-1])
-    return task if task is not None and rows.shape[1:] == (out_channels(task, classes),) else None
+def _kind_of(rows: Rows, task: LabelTask | None) -> str | None:
+    """The kind of labels that the rows are outputs for; None for a module whose outputs have another shape."""
+    return task.kind if task is not None and rows.shape[1:] == (task.channels,) else None
 
 
 def _config(run: Path) -> NodeConfig:
@@ -391,17 +389,17 @@ def _config(run: Path) -> NodeConfig:
     return parse(kind, found, where=f"{run}: ")
 
 
-def _task(dataset: Dataset, config: NodeConfig) -> tuple[str, int]:
-    """Task and classes: of the store, or, where it has no labels, of the one that was trained on."""
+def _task(dataset: Dataset, config: NodeConfig) -> LabelTask:
+    """The task of the store's labels or, where it has none, of those of the store that was trained on."""
     if dataset.task is not None:
-        return dataset.task, dataset.num_classes or 2
+        return LabelTask.of(dataset)
     try:
         trained_on = read_manifest(config.store)
     except OocError as error:
         raise ConfigError(f"{dataset.path} has no labels that give the task, nor is there {config.store}: {error}") from None
     if trained_on.task is None:
         raise ConfigError(f"neither {dataset.path} nor {config.store} has labels that give the task")
-    return trained_on.task, trained_on.num_classes or 2
+    return LabelTask.of(trained_on)
 
 
 def _load(model: torch.nn.Module, run: Path) -> None:

@@ -75,7 +75,7 @@ class Mode(ABC):
     model: nn.Module
     """on the device, its parameters drawn from the seed"""
     monitor: str
-    """the score on validation that chooses the best model; of "loss" less is better"""
+    """the score on validation that chooses the best model; see `ooc.metrics.tasks.LOWER_IS_BETTER`"""
     budget: MemoryPlan
     """how the process's memory is divided for the mode"""
     run: RunContext

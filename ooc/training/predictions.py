@@ -25,7 +25,9 @@ ROWS_AT_ONCE, BYTES_AT_ONCE = 2**16, 2**24
 EMBEDDINGS = "x"
 """name of the array in the group that `embed` writes"""
 NAMES = "class_names"
-"""key of a table's metadata: the names of the classes, in the order of the probabilities, as JSON"""
+"""key of a table's metadata: the names of the classes, in the order of the probabilities, or of the targets, as JSON"""
+_SINGULAR = {"probabilities": "probability", "predictions": "prediction", "outputs": "output"}
+"""column of several numbers a node -> the beginning of the names of its columns in CSV"""
 
 
 def row_parts(rows: Rows) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
@@ -87,15 +89,20 @@ def write_table(out: Path, rows: Rows, dataset: Dataset, task: str | None, class
 
 
 def predictions(ids: Any, logits: torch.Tensor, task: str | None, class_names: list[str] | None = None) -> pa.Table:
-    """A table of what logits [n, C] say: see `infer`. ids: int64[n] or a list of str; task: None for the numbers themselves.
+    """A table of what logits [n, C] say: see `infer`. ids: int64[n] or a list of str; task: kind of the labels, None for the
+    numbers themselves.
 
     >>> predictions(np.array([7]), torch.tensor([[0.0, 2.0]]), "multiclass")["class"].to_pylist()
     [1]
     """
     columns: dict[str, Any] = {"id": pa.array(ids)}
+    named = None if class_names is None else {NAMES: json.dumps(class_names)}
     if task is None:
-        flat = pa.array(logits.reshape(-1).numpy())
-        return pa.table({**columns, "outputs": pa.FixedSizeListArray.from_arrays(flat, logits.shape[1])})
+        return pa.table({**columns, "outputs": _lists(logits)})
+    if task == "regression":
+        several = logits.shape[1] > 1
+        columns |= {"predictions": _lists(logits)} if several else {"prediction": pa.array(logits.view(-1).numpy())}
+        return pa.table(columns, metadata=named)
     if task == "binary":
         probability = logits.view(-1).sigmoid()
         columns |= _classes((probability >= 0.5).int(), class_names)
@@ -112,10 +119,13 @@ def predictions(ids: Any, logits: torch.Tensor, task: str | None, class_names: l
         if class_names is not None:
             names = pa.array(class_names, pa.string()).take(numbers)
             columns["class_names"] = pa.ListArray.from_arrays(offsets, names)
-    flat = pa.array(probability.reshape(-1).numpy())
-    columns["probabilities"] = pa.FixedSizeListArray.from_arrays(flat, probability.shape[1])
-    named = None if class_names is None else {NAMES: json.dumps(class_names)}
+    columns["probabilities"] = _lists(probability)
     return pa.table(columns, metadata=named)
+
+
+def _lists(values: torch.Tensor) -> pa.Array:
+    """A column of lists of equal length, from [n, C]."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1).numpy()), values.shape[1])
 
 
 def _classes(number: torch.Tensor, names: list[str] | None) -> dict[str, pa.Array]:
@@ -128,7 +138,8 @@ def _classes(number: torch.Tensor, names: list[str] | None) -> dict[str, pa.Arra
 
 
 def flat(table: pa.Table) -> pa.Table:
-    """A table without lists, as CSV needs it: probabilities in columns, classes between spaces, names between semicolons.
+    """A table without lists, as CSV needs it: probabilities and predictions in columns, classes between spaces, names between
+    semicolons.
 
     >>> flat(pa.table({"probabilities": pa.array([[0.25, 0.75]], pa.list_(pa.float32(), 2))})).column_names
     ['probability_0', 'probability_1']
@@ -139,7 +150,7 @@ def flat(table: pa.Table) -> pa.Table:
         column = table[name].combine_chunks()
         if pa.types.is_fixed_size_list(column.type):
             width = column.type.list_size
-            singular, names = ("probability", known) if name == "probabilities" else ("output", [])
+            singular, names = _SINGULAR[name], [] if name == "outputs" else known
             values = column.flatten().to_numpy().reshape(-1, width)
             columns |= {
                 f"{singular}_{each}": pa.array(np.ascontiguousarray(values[:, number]))

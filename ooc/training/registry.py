@@ -1,4 +1,4 @@
-"""Mode name -> the mode: the one place that knows which modes there are. Their settings: `ooc.config.modes.classes`."""
+"""(Task, mode) -> the mode: the one place that knows which modes there are. Their settings: `ooc.config.modes.choices`."""
 
 from ooc.config.base import RunConfig
 from ooc.training.batch_modes import ClusterMode, SaintMode, SampledMode
@@ -8,17 +8,18 @@ from ooc.training.history_mode import HistoryMode
 from ooc.training.mode import Mode
 from ooc.training.snapshot_mode import SnapshotMode
 
-MODES: dict[str, type[Mode]] = {
-    "sampled": SampledMode,
-    "cluster": ClusterMode,
-    "saint": SaintMode,
-    "history": HistoryMode,
-    "full": FullMode,
-    "events": EventMode,
-    "snapshots": SnapshotMode,
+MODES: dict[tuple[str, str], type[Mode]] = {
+    ("node", "sampled"): SampledMode,
+    ("node", "cluster"): ClusterMode,
+    ("node", "saint"): SaintMode,
+    ("node", "history"): HistoryMode,
+    ("node", "full"): FullMode,
+    ("link", "events"): EventMode,
+    ("link", "snapshots"): SnapshotMode,
+    ("node", "snapshots"): SnapshotMode,
 }
 
 
 def mode_of(config: RunConfig) -> type[Mode]:
-    """The class of a configuration's mode."""
-    return MODES[config.mode]
+    """The class of a configuration's task and mode."""
+    return MODES[config.task, config.mode]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ooc.config.base import RunConfig
+from ooc.metrics.tasks import LOWER_IS_BETTER
 from ooc.runtime.memory import MemoryMeter
 from ooc.stores.dataset import Dataset
 from ooc.training import checkpoint, summary
@@ -109,7 +110,7 @@ class Run:
         """Whether the model is the best so far by its scores on validation; then it is kept."""
         state, monitor = self.state, self.mode.monitor
         value = scores[monitor]
-        if value is not None and monitor == "loss":
+        if value is not None and monitor in LOWER_IS_BETTER:
             value = -value
         better = value is not None and (state.best_score is None or value > state.best_score)
         if better:

@@ -20,8 +20,6 @@ from ooc.config.snapshots import MODELS, SnapshotsConfig
 from ooc.history.history import Growth, open_history
 from ooc.loading.collate import Gather
 from ooc.metrics.links import LinkScores
-from ooc.metrics.nodes import DEFAULT_MONITOR, Loss, metric_names, out_channels
-from ooc.metrics.nodes import Scores as NodeScores
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.sampling.time_windows import chronological, prefix, windows
 from ooc.stores.dataset import Dataset
@@ -53,13 +51,13 @@ class SnapshotMode(TimeMode):
     def __init__(self, config: SnapshotsConfig, dataset: Dataset) -> None:
         super().__init__(config, dataset)
         events = dataset.events
-        self.task, self._classes = task_of(dataset, config.task, config.labels)
+        self.task = task_of(dataset, config.task, config.labels)
         self.windows = windows(events, *config.span, config.by)
         self.borders = chronological(events, config.val, config.test)
         inputs = self._inputs()
         torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
         made = self._make(inputs.channels)
-        out = None if self.task is None else out_channels(self.task, self._classes)
+        out = None if self.task is None else self.task.channels
         self._set_model(WindowNet(made, config.hidden, out), bool(made.widths))
         self.loaders = {each: self._loader(inputs, learning=each == "train") for each in ("train", "score")}
         self.splits = split_steps(self.loaders["train"].window_pairs(), self.borders["train"][1], self.borders["val"][1])
@@ -116,10 +114,10 @@ class SnapshotMode(TimeMode):
 
     def _monitor(self) -> str:
         config = self.config
-        known = ["ap", "auroc", "mrr"] if self.task is None else metric_names(self.task)
+        known = ["ap", "auroc", "mrr"] if self.task is None else self.task.metric_names
         if self.task is None and config.eval_ratio > 1:
             known = ["mrr"]
-        found = config.monitor or ({"links": known[0]} if self.task is None else DEFAULT_MONITOR)[self.task or "links"]
+        found = config.monitor or (known[0] if self.task is None else self.task.monitor)
         if found not in known:
             raise ConfigError(f"monitor = {found!r} is no score of this run: use one of {', '.join(known)}")
         return found
@@ -209,17 +207,19 @@ class SnapshotMode(TimeMode):
 
     def _loss(self, forecast: Forecast, outcome: WindowOutput, split: str) -> Tensor:
         if self.task is not None:
-            return Loss(self.task)(self.model.classes(outcome.rows, forecast), self._labels(forecast, split))
+            return self.task.loss()(self.model.classes(outcome.rows, forecast), self._labels(forecast, split))
         return link_loss(*self.model.links(outcome.rows, forecast))
 
     def _labels(self, forecast: Forecast, split: str) -> Tensor:
-        """[present, ...]: of the nodes in the store's split of that name, where it has one and labels are theirs; others -1."""
+        """[present, ...]: of the nodes in the store's split of that name, where it has one and labels are theirs; others are
+        unknown."""
         assert forecast.y is not None
+        assert self.task is not None
         if self.config.labels is not None or split not in self.dataset.splits:
             return forecast.y
         inside = self.dataset.members(split).contains(forecast.node[: forecast.present].cpu().numpy())
         outside = torch.from_numpy(~inside).to(forecast.y.device)
-        return forecast.y.masked_fill(outside.view(-1, *[1] * (forecast.y.dim() - 1)), -1)
+        return forecast.y.masked_fill(outside.view(-1, *[1] * (forecast.y.dim() - 1)), self.task.unknown)
 
     def _hand_on(self, forecast: Forecast, outcome: WindowOutput) -> None:
         hand_on(self.history, self._base, self.model, forecast, outcome)
@@ -237,7 +237,7 @@ class SnapshotMode(TimeMode):
         if self.task is not None:
             steps = (each.window for each in islice(self.loaders["score"].window_pairs(), first, last))
             most = sum(min(2 * (each.last - each.first), self.dataset.num_nodes) for each in steps)
-            nodes = NodeScores(self.task, self._classes, most, self.device)
+            nodes = self.task.scores(most, self.device)
         links = LinkScores(folder=self.config.out)
         with self._run(self.loaders["score"], split, first, key(self.config.seed, Purpose.EVALUATE)) as forecasts:
             for forecast in forecasts:

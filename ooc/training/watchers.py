@@ -36,7 +36,9 @@ class Watchers:
                 closed.callback(callback.close)
 
 
-def _scores(line: dict[str, Any], names: Sequence[str] = ("loss", "accuracy", "ap", "mrr", "auroc", "tgb_mrr")) -> str:
+def _scores(
+    line: dict[str, Any], names: Sequence[str] = ("loss", "accuracy", "rmse", "r2", "ap", "mrr", "auroc", "tgb_mrr")
+) -> str:
     """The epoch line's main figures for a person; what a model must beat in brackets."""
     parts = [f"loss {line['train_loss']:.4f}"] if line.get("train_loss") is not None else []
     for split in ("val", "test"):
@@ -127,7 +129,7 @@ class BarWatcher(TerminalWatcher):
     def epoch(self, line: dict[str, Any]) -> None:
         super().epoch(line)
         self._bars.update(
-            self._of_epochs, completed=line["epoch"] + 1, note=_scores(line, ["accuracy", "ap", "mrr", "tgb_mrr"])
+            self._of_epochs, completed=line["epoch"] + 1, note=_scores(line, ["accuracy", "rmse", "ap", "mrr", "tgb_mrr"])
         )
 
     def note(self, text: str) -> None:

@@ -212,4 +212,6 @@ def _nothing(name: str, dtype: np.dtype[Any]) -> Any:
     """Default of a small array for a new node: no label, no split, always existing."""
     if name == "birth":
         return np.iinfo(dtype).min if dtype.kind == "i" else -np.inf
+    if name == "y" and dtype.kind == "f":
+        return np.nan  # of a regression
     return 0 if dtype.kind == "b" or not small(name) else -1

@@ -28,6 +28,7 @@ from ooc.stores.ingest import splits as split_files
 from ooc.stores.ingest.datasets import Inputs
 from ooc.stores.ingest.duck import Duck, Progress, silent
 from ooc.stores.ingest.ids import EdgeColumns, EdgeScan
+from ooc.stores.ingest.labels import LabelKind, refuse_infinite
 from ooc.stores.ingest.node_inputs import NodeInputs
 from ooc.stores.ingest.times import TimeColumn, time_column
 from ooc.stores.manifest import SPLIT_CODES, IdKind, Manifest, Task
@@ -48,7 +49,8 @@ class NewNodes:
     ) -> None:
         self.spec, self.root, self.manifest, self.duck, self.delta = spec, root, manifest, duck, delta
         self.stage, self.table = stage, inputs.nodes
-        self.held = NodeInputs(spec, inputs, duck, _words_of(root), manifest.class_names)
+        kind: LabelKind = "regression" if manifest.task == "regression" else "classification"
+        self.held = NodeInputs(spec, inputs, duck, _words_of(root), manifest.class_names, kind)
         self.is_mapped = manifest.node_type().id_kind is not None
         self.kind: IdKind = manifest.node_type().id_kind or "int"
         self.now = manifest.num_nodes + sum(each.nodes for each in delta.appends)
@@ -242,7 +244,10 @@ class NewNodes:
             own = [given.count, *([] if given.width is None else [given.width])]
             raise InputError(f"{given.shown} has labels of shape {own}; the store's are [N{shape}]: give them alike")
         task, classes = self.manifest.task, self.manifest.num_classes or 2
-        return self._stage("y", dtype, shape, (label_block(block, task, classes, given) for block in given.blocks()))
+        blocks = (
+            target_blocks(given) if task == "regression" else (label_block(b, task, classes, given) for b in given.blocks())
+        )
+        return self._stage("y", dtype, shape, blocks)
 
     def _splits(self) -> Iterator[tuple[str, Column]]:
         assert self.table is not None
@@ -297,6 +302,15 @@ def _blocks(column: Column) -> Iterator[AnyArray]:
     """Yield a column sequentially."""
     step = 2**20
     return (column.read(first, min(first + step, column.count)) for first in range(0, column.count, step))
+
+
+def target_blocks(given: nodes.Rows) -> Iterator[AnyArray]:
+    """Yield the targets of a regression. Raises InputError for an infinite one."""
+    done = 0
+    for block in given.blocks():
+        refuse_infinite(given, done, block)
+        yield block
+        done += len(block)
 
 
 def label_block(block: AnyArray, task: Task, num_classes: int, given: nodes.Rows) -> AnyArray:

@@ -123,7 +123,7 @@ def _drawn(root: Path, old: Manifest, shares: tuple[float, float, float], seed: 
             return
         with closing(open_zarr_rows(root, names.node_array("y"))) as rows:
             for first, stop in parts:
-                yield labels.known(read_range(rows, first, stop)[0])
+                yield labels.known(read_range(rows, first, stop)[0], old.task)
 
     return random_bits(seed, shares, labelled)
 

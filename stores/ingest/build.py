@@ -261,6 +261,8 @@ class _Build:
         for rows in [*(self.arrays.features(name) for name in self.arrays.names), self.arrays.labels()]:
             if rows is not None:
                 rows.expect(self.num_nodes, self.why)
+        if self.spec.task != "auto" and self.arrays.labels() is None:
+            raise ConfigError(f"`task={self.spec.task!r}` says what the labels are, and there are none: leave it out")
         self.edge_features.check()
 
     def _check_num_nodes(self) -> None:

@@ -40,12 +40,18 @@ class Column:
     """cells -> [n, numbers of a cell]"""
 
 
-def table_rows(duck: Duck, table: Table, columns: list[str], categories: Mapping[str, Mapping[str, Any]] | None = None) -> Rows:
+def table_rows(
+    duck: Duck,
+    table: Table,
+    columns: list[str],
+    categories: Mapping[str, Mapping[str, Any]] | None = None,
+    advice: str | None = None,
+) -> Rows:
     """Columns of a table as rows of numbers.
 
     Integers if all are and no cell is empty, float32 if that suffices for all, else float64; empty cells are NaN. A list gives
     as many numbers as it has items. `categories` (see `Rows.categories`) say which columns hold words, and which. `blocks`
-    raises InputError for a word where a number or another word is expected.
+    raises InputError for a word where a number or another word is expected; `advice` says what to do about it.
     """
     encoded = categories or {}
     plain = [column for column in columns if column not in encoded and not is_list(table, column)]
@@ -60,7 +66,7 @@ def table_rows(duck: Duck, table: Table, columns: list[str], categories: Mapping
     def blocks() -> Iterator[Block]:
         found = first(duck, table, wrong, texts) if wrong else None
         if found is not None:
-            raise InputError(f"{table.where(found[0])}: {_word(texts, found[1:])}")
+            raise InputError(f"{table.where(found[0])}: {_word(texts, found[1:], advice)}")
         for name, words in encoded.items():
             if name in columns:
                 _refuse_other_words(duck, table, name, words["values"])
@@ -196,7 +202,7 @@ def _joined(batches: Iterator[pa.RecordBatch], step: int, columns: list[Column],
         yield block[:filled]
 
 
-def _word(columns: list[str], values: tuple[Any, ...]) -> str:
+def _word(columns: list[str], values: tuple[Any, ...], advice: str | None) -> str:
     """What is wrong with a row that has a word among numbers."""
     for column, value in zip(columns, values, strict=True):
         try:
@@ -205,8 +211,8 @@ def _word(columns: list[str], values: tuple[Any, ...]) -> str:
         except ValueError:
             wrong = True
         if wrong:
-            advice = f"correct it, or encode the column by `one_hot={column!r}` or `codes={column!r}`"
-            return f"{column} is {value!r}, not a number; {advice}"
+            encoded = f"correct it, or encode the column by `one_hot={column!r}` or `codes={column!r}`"
+            return f"{column} is {value!r}, not a number; {advice or encoded}"
     return "not numbers; correct it"
 
 

@@ -1,4 +1,4 @@
-"""Folders of DGL GraphBolt's OnDiskDataset: metadata.yaml, of one type of nodes and edges, for node classification."""
+"""Folders of DGL GraphBolt's OnDiskDataset: metadata.yaml, of one type of nodes and edges, with labels of nodes."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def files_of(folder: Path, found: dict[str, Any]) -> list[Path]:
 def arrays_of(folder: Path, found: dict[str, Any], stage: Path) -> tuple[dict[str, str], list[str]]:
     """The npy files of features, labels and splits by the names of an npz, and a line for what is left out.
 
-    The labels of the splits' nodes become one array y, -1 for other nodes.
+    The labels of the splits' nodes become one array y, NaN for other nodes.
     """
     count = int(found["graph"]["nodes"][0]["num"])
     paths: dict[str, str] = {}
@@ -71,8 +71,8 @@ def arrays_of(folder: Path, found: dict[str, Any], stage: Path) -> tuple[dict[st
                 )
             paths[f"{split}_idx"] = str(data[key])
             if "labels" in data:
-                labels = np.full(count, -1, np.int64) if labels is None else labels
-                ids, values = _checked(open_array(data[key]), count, data[key]), _classes(data["labels"])
+                labels = np.full(count, np.nan) if labels is None else labels
+                ids, values = _checked(open_array(data[key]), count, data[key]), _labels(data["labels"])
                 if len(ids) != len(values):
                     raise InputError(f"{data['labels']} has {len(values)} labels for {len(ids)} nodes: one a node")
                 labels[ids] = values
@@ -83,11 +83,11 @@ def arrays_of(folder: Path, found: dict[str, Any], stage: Path) -> tuple[dict[st
     return paths, notes
 
 
-def _classes(path: Path) -> Any:
-    """Labels, [k]. Raises InputError unless they are whole numbers."""
+def _labels(path: Path) -> Any:
+    """Labels, [k]. Raises InputError unless they are numbers."""
     values = open_array(path).reshape(-1)
-    if values.dtype.kind not in "biu" and not (values.dtype.kind == "f" and np.array_equal(values, np.rint(values))):
-        raise InputError(f"{path} has labels of {values.dtype} that are not classes: whole numbers from 0 on are read")
+    if values.dtype.kind not in "biuf":
+        raise InputError(f"{path} has labels of {values.dtype}: classes are whole numbers from 0 on, targets any numbers")
     return values
 
 

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,19 @@ from ooc.stores.ingest.columns import categories_of, match_columns, table_rows
 from ooc.stores.ingest.duck import Duck
 from ooc.stores.ingest.nodes import Rows
 from ooc.stores.ingest.sources import Table
-from ooc.stores.manifest import Task, label_dtype, node_array
+from ooc.stores.manifest import Task, as_targets, label_attributes, label_dtype, node_array
 
+LabelKind = Literal["auto", "classification", "regression"]
+"""what is said of labels: classes, or numbers to predict; auto: numbers if many have a fraction"""
 MOST_CLASSES = 1000
 """more classes than both this and the nodes are treated as a mistake"""
 
 
 _CLASSES = "labels are 0..{}, -1 or NaN for none"
-_REGRESSION = "numbers to predict (a regression) are not supported: make classes of them, or store them as `features`"
+_NUMBERS = "correct it, or say `task='regression'` if the labels are numbers to predict"
+FRACTIONS_SHARE = 0.1
+"""share of labels with a fraction from which on all are targets of a regression; below it they are treated as mistakes"""
+_NO_NUMBER = "correct it, or leave the cell empty where the label is unknown"
 WORDS_SHARE = 0.1
 """share of labels that are no numbers above which all are names of classes; below it they are treated as mistakes"""
 
@@ -35,9 +40,9 @@ class Labels:
     task: Task
     num_classes: int
     width: int | None
-    """label columns of a multilabel task, else None"""
+    """columns of the array, None for [N]"""
     names: list[str] | None = None
-    """of the classes, if the labels were words; of the labels, if they are columns of a table"""
+    """of the classes, if the labels were words; of the columns, if there are several of a table"""
 
 
 def label_columns(table: Table, wanted: str, taken: set[str], class_names: list[str] | None = None) -> list[str]:
@@ -57,50 +62,61 @@ def label_columns(table: Table, wanted: str, taken: set[str], class_names: list[
     return found
 
 
-def label_rows(duck: Duck, table: Table, column: str, class_names: list[str] | None = None) -> Rows:
-    """Rows of a table's label column: numbers, or positions in the sorted names of the classes if it holds words.
+def label_rows(
+    duck: Duck, table: Table, columns: list[str], asked: LabelKind = "auto", class_names: list[str] | None = None
+) -> Rows:
+    """Rows of a table's label columns: numbers, or positions in the sorted names of the classes if a single one holds words.
 
     `class_names` are those of a store that is appended to. Raises InputError for a name that is none of them, and for words
     that name too many classes.
     """
+    if len(columns) > 1 or asked == "regression":
+        return table_rows(duck, table, columns, advice=_NO_NUMBER)
+    (column,) = columns
     if class_names is not None:
-        return table_rows(duck, table, [column], {column: {"as": "codes", "values": class_names}})
+        return table_rows(duck, table, columns, {column: {"as": "codes", "values": class_names}})
     if not table.is_text(column):
-        return table_rows(duck, table, [column])
+        return table_rows(duck, table, columns, advice=_NO_NUMBER)
     cell, number = sql.name(column), table.number(column, "DOUBLE")
     held, numbers = duck.one(f"SELECT count(nullif({cell}, '')), count({number}) FROM {table.relation()}")
     if held - numbers <= WORDS_SHARE * held:
-        return table_rows(duck, table, [column])
+        return table_rows(duck, table, columns, advice=_NO_NUMBER)
     words = categories_of(duck, table, column, "codes")
     if len(words["values"]) > max(MOST_CLASSES, held // 2):
         raise InputError(
             f"{table.shown} column {column!r} names {len(words['values']):,} classes for {held:,} nodes; labels name a class"
         )
-    return table_rows(duck, table, [column], {column: words})
+    return table_rows(duck, table, columns, {column: words})
 
 
-def look_at_labels(rows: Rows, num_nodes: int, names: list[str] | None = None) -> Labels:
-    """Determine the task of the labels in one pass; -1 and NaN mean unlabeled.
+def look_at_labels(rows: Rows, num_nodes: int, names: list[str] | None = None, asked: LabelKind = "auto") -> Labels:
+    """Determine the task of the labels in one pass; -1 and NaN mean unlabeled, of targets NaN alone.
 
     [N] or [N, 1] is multiclass, or binary for the classes 0 and 1; [N, C] is multilabel of 0 and 1, with the `names` of its
-    columns. Raises InputError for a label that is not an integer or out of range, naming file, row and value.
+    columns. Numbers are the targets of a regression if that is `asked` for, or (auto) where a share of them has a fraction.
+    Raises InputError for a label that is no whole number or out of range, and for an infinite target, with file, row and value.
     """
+    if asked == "regression":
+        return _targets(rows, names)
     width = rows.width if rows.width is not None and rows.width > 1 else None
     most = 1 if width else max(num_nodes, MOST_CLASSES) - 1
-    greatest, done = -1, 0
+    greatest, done, known, fractions = -1, 0, 0, 0
+    mistake: str | None = None
     for block in rows.blocks():
         values = np.where(np.isnan(block), -1, block) if block.dtype.kind == "f" else block
         wrong = (values < -1) | (values > most) | _fractions(values)
-        if wrong.any():
+        if mistake is None and wrong.any():
             at = np.argwhere(wrong)[0]
-            where = rows.where(done + int(at[0])) + (f" column {names[at[1]] if names else at[1]}" if width else "")
-            if _fractions(values)[tuple(at)]:
-                raise InputError(
-                    f"{where}: label {values[tuple(at)]} is no whole number: {_CLASSES.format(most)}; {_REGRESSION}"
-                )
-            raise InputError(f"{where}: label {values[tuple(at)]} is out of range: {_CLASSES.format(most)}")
-        greatest = max(greatest, int(values.max()) if len(values) else -1)
+            mistake = f"{_where(rows, done, at, names)}: {_mistaken(values[tuple(at)], most)}"
+        known += int(np.count_nonzero(values != -1))
+        fractions += int(np.count_nonzero(_fractions(values)))
+        if mistake is None and len(values):
+            greatest = max(greatest, int(values.max()))
         done += len(block)
+    if asked == "auto" and fractions and fractions >= FRACTIONS_SHARE * known:
+        return _targets(rows, names)
+    if mistake is not None:
+        raise InputError(mistake)
     if greatest < 0:
         raise InputError(f"{rows.shown} labels no node at all: every value is -1 or NaN")
     if width:
@@ -112,9 +128,46 @@ def look_at_labels(rows: Rows, num_nodes: int, names: list[str] | None = None) -
     return Labels("binary", 2, None) if greatest <= 1 else Labels("multiclass", greatest + 1, None)
 
 
-def known(block: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows of labels (numbers [n] or [n, C]) have one: any that is neither negative nor NaN."""
-    return np.asarray((block >= 0).reshape(len(block), -1).any(axis=1))
+def _targets(rows: Rows, names: list[str] | None) -> Labels:
+    """The labels as targets of a regression: [N], or [N, T] for an array that has columns, or several columns of a table."""
+    done, any_known = 0, False
+    for block in rows.blocks():
+        refuse_infinite(rows, done, block, names)
+        any_known |= bool(known(block, "regression").any())
+        done += len(block)
+    if not any_known:
+        raise InputError(f"{rows.shown} labels no node at all: every value is NaN or empty")
+    width = rows.width if not rows.columns or (rows.width or 1) > 1 else None
+    return Labels("regression", width or 1, width, names)
+
+
+def refuse_infinite(rows: Rows, first: int, block: NDArray[Any], names: list[str] | None = None) -> None:
+    """Raise InputError for a target of a block, which begins at row `first`, that is no finite number in float32."""
+    _, infinite = as_targets(block)
+    if infinite.any():
+        at = np.argwhere(infinite)[0]
+        raise InputError(
+            f"{_where(rows, first, at, names)}: target {block[tuple(at)]} is infinite or beyond float32: correct it, or make "
+            "it NaN (in a table: leave the cell empty) where it is unknown"
+        )
+
+
+def _where(rows: Rows, first: int, at: NDArray[np.intp], names: list[str] | None) -> str:
+    """File, row and, of several columns, column of the value at `at` of a block that begins at row `first`."""
+    several = rows.width is not None and rows.width > 1
+    return rows.where(first + int(at[0])) + (f" column {names[at[1]] if names else at[1]}" if several else "")
+
+
+def _mistaken(value: Any, most: int) -> str:
+    """What is wrong with a label that is no class."""
+    wrong = "no whole number" if np.floor(value) != value else "out of range"
+    return f"label {value} is {wrong}: {_CLASSES.format(most)}; {_NUMBERS}"
+
+
+def known(block: NDArray[Any], task: Task | None) -> NDArray[np.bool_]:
+    """Which rows of labels (numbers [n] or [n, C]) have one: any that is not NaN and, of classes, not negative."""
+    there = ~np.isnan(block) if task == "regression" else block >= 0
+    return np.asarray(there.reshape(len(block), -1).any(axis=1))
 
 
 def _fractions(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -127,7 +180,8 @@ def write_labels(store: Path, rows: Rows, labels: Labels, make_sink: MakeSink = 
     """Append the labels as node array y, in the smallest suitable dtype."""
     dtype = label_dtype(labels.task, labels.num_classes)
     shape = () if labels.width is None else (labels.width,)
-    with make_sink(store, node_array("y"), shape, dtype, count=rows.count) as sink:
+    with make_sink(store, node_array("y"), shape, dtype, label_attributes(labels.task), count=rows.count) as sink:
         for block in rows.blocks():
-            values = np.where(np.isnan(block), -1, block) if block.dtype.kind == "f" else block
+            unlabeled = block.dtype.kind == "f" and labels.task != "regression"
+            values = np.where(np.isnan(block), -1, block) if unlabeled else block
             sink.append(np.ascontiguousarray(values.astype(dtype).reshape(len(block), *shape)))

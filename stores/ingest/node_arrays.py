@@ -49,6 +49,7 @@ class NodeArrays:
         self.store, self.stage = steps.store, steps.stage
         self.inputs, self.num_nodes, self.make_sink, self.new = inputs, num_nodes, make_sink, new
         self.held = NodeInputs(spec, inputs, duck)
+        self._labels: label_rows.Labels | None = None
 
     def _outputs(self, *arrays: str) -> list[Path]:
         paths = [names.node_array(array) for array in arrays]
@@ -93,7 +94,8 @@ class NodeArrays:
         """Which nodes have a label; all of them without labels."""
         rows = self.held.labels()
         if rows is not None:
-            return (label_rows.known(block) for block in rows.blocks())
+            task = self._look_at_labels(rows).task
+            return (label_rows.known(block, task) for block in rows.blocks())
         step = split_files.READ_ITEMS
         return (np.ones(min(step, self.num_nodes - first), bool) for first in range(0, self.num_nodes, step))
 
@@ -104,11 +106,16 @@ class NodeArrays:
             return {"task": None, "num_classes": None, "class_names": None}
 
         def write() -> dict[str, Any]:
-            found = label_rows.look_at_labels(rows, self.num_nodes, self.held.label_names)
+            found = self._look_at_labels(rows)
             label_rows.write_labels(self.store, rows, found, self.make_sink)
             return {"task": found.task, "num_classes": found.num_classes, "class_names": found.names}
 
         return self.steps.run("labels", write, self._outputs("y"))
+
+    def _look_at_labels(self, rows: nodes.Rows) -> label_rows.Labels:
+        if self._labels is None:
+            self._labels = label_rows.look_at_labels(rows, self.num_nodes, self.held.label_names, self.held.label_kind)
+        return self._labels
 
     def features(self, split: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Steps features NAME: {name: {wild}}."""

@@ -17,8 +17,8 @@ Words = Mapping[str, Mapping[str, Any]]
 class NodeInputs:
     """The node arrays of an ingest, as rows that can be read sequentially.
 
-    `words` are those of a store that is appended to: of the columns of `x`, and its class names; by default they are found in
-    the input.
+    `words` are those of a store that is appended to: of the columns of `x`, and its class names and the kind of its labels; by
+    default they are found in the input, or said by the specification.
 
     >>> NodeInputs(spec, inputs, duck).features("x").count
     """
@@ -30,9 +30,11 @@ class NodeInputs:
         duck: Duck,
         words: Words | None = None,
         class_names: list[str] | None = None,
+        label_kind: label_columns.LabelKind | None = None,
     ) -> None:
         self._spec, self._inputs, self._duck = spec, inputs, duck
         self._words, self._class_names = words, class_names
+        self.label_kind: label_columns.LabelKind = label_kind or spec.task
         self._made: dict[str, nodes.Rows] = {}
 
     @property
@@ -77,13 +79,10 @@ class NodeInputs:
         if not self._label_columns:
             return None
         if "y" not in self._made:
-            table, found = self._inputs.nodes, self._label_columns
+            table = self._inputs.nodes
             assert table is not None
-            several = len(found) > 1
-            self._made["y"] = (
-                columns.table_rows(self._duck, table, found)
-                if several
-                else label_columns.label_rows(self._duck, table, found[0], self._class_names)
+            self._made["y"] = label_columns.label_rows(
+                self._duck, table, self._label_columns, self.label_kind, self._class_names
             )
         return self._made["y"]
 

@@ -53,8 +53,10 @@ class IngestSpec(BaseModel):
     """path or glob of a node table, Parquet or CSV/TSV; its order is the order of rows"""
     id: str = "id"
     label: str | None = None
-    """column of the node table: numbers from 0 on, or names of classes; comma-separated patterns of several columns of 0 and 1,
-    each a label of its own"""
+    """column of the node table: classes (numbers from 0 on, or names) or numbers to predict; comma-separated patterns of
+    several columns, of 0 and 1 or of numbers, each a label of its own"""
+    task: Literal["auto", "classification", "regression"] = "auto"
+    """what the labels are: classes, or numbers to predict (regression); auto: numbers where a tenth or more have a fraction"""
     split: str | None = None
     """column of the node table with train, val or test (or 0, 1, 2), or boolean columns whose names begin with these words:
     train_mask,val_mask,test_mask"""

@@ -22,6 +22,52 @@ def test_a_run_is_not_gone_on_with_in_another_mode() -> None:
     assert load_config(None, {"mode": "events"}, base).mode == "events"
 
 
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({}, ("node", "sampled")),
+        ({"task": "node"}, ("node", "sampled")),
+        ({"mode": "full"}, ("node", "full")),
+        ({"mode": "snapshots"}, ("link", "snapshots")),
+        ({"mode": "snapshots", "task": "node"}, ("node", "snapshots")),
+        ({"mode": "snapshots", "task": "nodes"}, ("node", "snapshots")),
+        ({"mode": "events", "task": "link"}, ("link", "events")),
+    ],
+)
+def test_a_task_has_a_default_mode_and_a_mode_a_default_task(values: dict[str, str], found: tuple[str, str]) -> None:
+    config = load_config(None, {**BASE, **values} | ({"window": 5} if found[1] == "snapshots" else {}))
+    assert (config.task, config.mode) == found
+    assert load_config(None, config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"task": "edges"}, "task = 'edges' is invalid: expected 'node', .*'link'"),
+        (
+            {"task": "link", "mode": "cluster"},
+            "task = 'link' is not trained by mode cluster, which trains node.*: use mode .*events",
+        ),
+        (
+            {"task": "node", "mode": "events"},
+            "task = 'node' is not trained by mode events, which trains link: use mode sampled",
+        ),
+        ({"loss": "mae", "mode": "events"}, "loss does not apply to mode events"),
+        ({"huber_delta": 2}, "huber_delta applies to loss = huber only"),
+    ],
+)
+def test_tasks_that_do_not_go_with_a_mode_are_refused(values: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config(None, {**BASE, **values})
+
+
+def test_a_run_is_not_gone_on_with_for_another_task() -> None:
+    base = {"mode": "snapshots", "task": "links", "out": "run", "store": "s.ooc", "window": "7d"}
+    assert load_config(None, {"mode": "snapshots"}, base).task == "link"
+    with pytest.raises(ConfigError, match="was trained with task = 'link', not 'node': resume it unchanged"):
+        load_config(None, {"task": "node"}, base)
+
+
 def test_flags_override_the_file_and_the_file_the_base(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('model = "gcn"\nlr = 0.5\nfanout = [3, 4, 5]\nclass_weights = "balanced"\n')

@@ -149,11 +149,25 @@ def test_data_that_are_none_are_refused(tmp_path: Path) -> None:
     for given, message in (
         (HeteroData(), "data is a HeteroData: it must be a Data with one graph of one type"),
         (Data(x=X), "data has no edge_index"),
-        (data(y=torch.rand(N)), "a regression"),
+        (data(y=torch.where(torch.arange(N) == 4, torch.inf, torch.rand(N))), r"data\[y\] row 4: target inf is infinite"),
     ):
         with pytest.raises(InputError, match=message):
             ooc.from_data(given, tmp_path / "s.ooc")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("shape", [(N,), (N, 1), (N, 2)])
+def test_numbers_to_predict_keep_their_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    y = torch.rand(shape, dtype=torch.float64)
+    y[3] = torch.nan
+    with ooc.from_data(data(y=y), tmp_path / "s.ooc", random_split=(0.5, 0.25, 0.25)) as ds:
+        assert (ds.task, ds.num_classes, ds.class_names) == ("regression", shape[-1] if len(shape) == 2 else 1, None)
+        batch = next(iter(ooc.NeighborLoader(ds, [2], batch_size=N)))
+        assert batch.y.dtype == torch.float32
+        torch.testing.assert_close(batch.y, y.float()[batch.n_id], rtol=0, atol=0, equal_nan=True)
+        assert 3 not in np.concatenate([ds.split(name) for name in ds.splits])
+    with ooc.from_data(data(y=torch.arange(N) % 3), tmp_path / "t.ooc", task="regression") as ds:
+        assert (ds.task, ds.y.dtype) == ("regression", np.float32)
 
 
 def test_data_sets_say_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

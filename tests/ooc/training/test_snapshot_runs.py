@@ -15,6 +15,7 @@ from ooc.config.modes import load_config
 from ooc.config.snapshots import SnapshotsConfig
 from ooc.history.rows import ResidentRows
 from ooc.metrics.nodes import Scores
+from ooc.metrics.tasks import LabelTask
 from ooc.report.page import write_report
 from ooc.runtime.messages import Pace
 from ooc.sampling.negatives import RandomNegatives
@@ -227,7 +228,7 @@ def test_scores_know_how_many_nodes_come(store: Path, tmp_path: Path, monkeypatc
             super().update(logits, labels)
             given[-1] += len(labels)
 
-    monkeypatch.setattr("ooc.training.snapshot_mode.NodeScores", Counting)
+    monkeypatch.setattr("ooc.metrics.nodes.Scores", Counting)
     train(configure(store, tmp_path / "run", "nodes", window="200", stride="1", epochs=1))
     assert len(given) == 2
     assert all(0 < count <= bound <= 30 * 400 for count, bound in zip(given, most, strict=True))
@@ -247,8 +248,8 @@ def test_parts_of_a_forecast_are_all_of_it() -> None:
     [
         ({"conv": "gcn", "model": "evolvegcn"}, "conv does not apply to model evolvegcn"),
         ({"update": "mlp", "model": "recurrent"}, "update does not apply to model recurrent"),
-        ({"labels": "state"}, "labels does not apply to task links"),
-        ({"task": "nodes", "eval_ratio": "3"}, "eval_ratio does not apply to task nodes"),
+        ({"labels": "state"}, "labels does not apply to task link"),
+        ({"task": "nodes", "eval_ratio": "3"}, "eval_ratio does not apply to task node"),
         ({"val": "0.5", "test": "0.5"}, "sum to less than 1"),
         ({"destinations": "3"}, "destinations must be two numbers"),
         ({"batch_size": "3"}, "batch_size does not apply to mode snapshots"),
@@ -292,9 +293,9 @@ def test_lengths_are_durations_or_numbers(given: Any, wanted: Any) -> None:
 
 def test_tasks_of_a_store(store: Path) -> None:
     with ooc.open(store) as ds:
-        assert task_of(ds, "links", None) == (None, 0)
-        assert task_of(ds, "nodes", None) == ("multiclass", 4)
-        assert task_of(ds, "nodes", "state") == ("multiclass", 3)
+        assert task_of(ds, "link", None) is None
+        assert task_of(ds, "node", None) == LabelTask("multiclass", 4)
+        assert task_of(ds, "node", "state") == LabelTask("multiclass", 3)
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,11 @@ def test_labels_that_name_no_class_are_refused(tmp_path: Path, monkeypatch: pyte
         build(tmp_path, {"y": [f"node {i}" for i in range(N)]}, label="y")
 
 
-def test_labels_with_fractions_say_what_is_possible(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"label 0\.5 is no whole number: .*a regression.* are not supported: make classes"):
-        build(tmp_path, {"y": np.arange(N) + 0.5}, label="y")
+def test_labels_with_fractions_that_are_to_be_classes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"row 0: label 0\.5 is no whole number: .* `task='regression'` if the labels are numbers"
+    ):
+        build(tmp_path, {"y": np.arange(N) + 0.5}, label="y", task="classification")
 
 
 def test_names_of_classes_are_appended_by_name(tmp_path: Path) -> None:

@@ -71,13 +71,19 @@ def test_what_cannot_be_ingested_is_said(tmp_path: Path, changes: dict[str, Any]
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
-def test_labels_that_are_no_classes_are_refused(tmp_path: Path) -> None:
+def test_labels_are_classes_or_numbers(tmp_path: Path) -> None:
     made = folder(tmp_path / "d")
-    np.save(made / "train_y.npy", np.arange(8) % 3 + 0.5)
-    with pytest.raises(InputError, match=r"train_y\.npy has labels of float64 that are not classes"):
+    np.save(made / "train_y.npy", np.array(["a"] * 8))
+    with pytest.raises(InputError, match=r"train_y\.npy has labels of <U1: classes are whole numbers from 0 on"):
         ingest(IngestSpec(out=tmp_path / "s.ooc", graphbolt=made))
     np.save(made / "train_y.npy", np.arange(8) % 3 + 0.0)
     ingest(IngestSpec(out=tmp_path / "s.ooc", graphbolt=made))
+    np.save(made / "train_y.npy", np.arange(8) % 3 + 0.5)
+    ingest(IngestSpec(out=tmp_path / "t.ooc", graphbolt=made))
+    with Dataset.open(tmp_path / "s.ooc") as classes, Dataset.open(tmp_path / "t.ooc") as numbers:
+        assert (classes.task, numbers.task) == ("multiclass", "regression")
+        unlabeled = np.asarray(classes.labels) == -1
+        np.testing.assert_array_equal(np.isnan(np.asarray(numbers.labels)), unlabeled)
 
 
 def test_a_folder_without_a_description(tmp_path: Path) -> None:

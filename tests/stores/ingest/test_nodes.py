@@ -93,7 +93,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "dtype": ({"x": np.full((N, 1), "a")}, r"x\.npy holds <U1 \[50, 1\]: numbers"),
     "labels": ({"labels": np.r_[np.zeros(N - 1, int), -2]}, r"labels\.npy row 49: label -2 is out of range"),
     "many classes": ({"labels": np.r_[np.zeros(N - 1, int), 10**6]}, r"row 49: label 1000000 is out of range"),
-    "halves": ({"labels": np.full(N, 0.5)}, r"row 0: label 0\.5 is no whole number: labels are 0\.\.999, -1"),
+    "halves": (
+        {"labels": np.full(N, 0.5), "task": "classification"},
+        r"row 0: label 0\.5 is no whole number: labels are 0\.\.999, -1",
+    ),
     "a fraction": ({"labels": np.r_[np.ones(N - 1), 1.5]}, r"labels\.npy row 49: label 1\.5 is no whole number"),
     "infinite": ({"labels": np.r_[np.ones(N - 1), np.inf]}, r"row 49: label inf is out of range: labels are 0\.\.999"),
     "multilabel": ({"labels": np.full((N, 3), 2)}, r"row 0 column 0: label 2 is out of range: labels are 0\.\.1"),
@@ -201,7 +204,13 @@ def test_bad_node_tables(tmp_path: Path) -> None:
         ("id,s\na,train\nb,trian\n", {"split": "s"}, r"n\.csv line 3: s is 'trian'"),
         ("name\na\nb\n", {}, r"no column 'id' for node ids: it has name"),
         ("id\na\nb\n", {"x_cols": "f*"}, r"no column like 'f\*' for `x_cols`: it has id"),
-        ("id,y\na,1\nb,1.5\n", {"label": "y"}, r"n\.csv line 3: label 1\.5 is no whole number"),
+        ("id,y\na,1\nb,1.5\n", {"label": "y", "task": "classification"}, r"n\.csv line 3: label 1\.5 is no whole number"),
+        ("id,y\na,0.5\nb,inf\n", {"label": "y"}, r"n\.csv line 3: target inf is infinite or beyond float32: correct it"),
+        (
+            "id,y\na,1\nb,x\n",
+            {"label": "y", "task": "regression"},
+            r"n\.csv line 3: y is 'x', not a number; correct it, or leave",
+        ),
         ("id\na\nb\n", {"label": "y"}, r"no column 'y' for labels"),
     ]
     for content, options, message in cases:

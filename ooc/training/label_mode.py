@@ -1,0 +1,80 @@
+"""What modes share that learn labels by split, whatever the labels are of: checks, choice of the best model, final scores."""
+
+from abc import abstractmethod
+from typing import Any, Protocol
+
+from ooc.config.labels import LabelConfig
+from ooc.metrics.tasks import Labelled, LabelTask
+from ooc.stores.arrays.members import Members
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
+from ooc.training.mode import Mode, Scores
+
+
+class LabelledSplits(Labelled, Protocol):
+    """What has labels and splits: a data set, or the nodes or edges of a type."""
+
+    @property
+    def splits(self) -> list[str]: ...
+    def members(self, name: str) -> Members: ...
+
+
+class LabelMode(Mode):
+    """Training on the labels of a split; see `Mode`. best_scores: of the best model on validation, if this process has chosen
+    it."""
+
+    config: LabelConfig
+    best_scores: Scores | None = None
+
+    def __init__(self, config: LabelConfig, dataset: Dataset) -> None:
+        super().__init__(config, dataset)
+        self.task = self.check()
+        self.monitor = config.monitor or self.task.monitor
+
+    @abstractmethod
+    def check(self) -> LabelTask:
+        """Return what is learned. Raises ConfigError where the store cannot be trained on, or not so; see `task_of_labels`."""
+
+    @abstractmethod
+    def score(self, split: str, epoch: int) -> Scores | None:
+        """Scores of a split with the draws of `epoch`, None where the store has none of that name."""
+
+    def evaluate(self) -> dict[str, Any]:
+        """See `Mode`; {"val": scores, "best": whether they are the best so far}."""
+        scores = self.score(self.config.val_split, self.run.state.epoch)
+        if scores is None:
+            return {}
+        best = self.run.judge(scores)
+        if best:
+            self.best_scores = scores
+        return {"val": scores, "best": best}
+
+    def final_scores(self) -> dict[str, Scores]:
+        """Of `eval_splits`, with the draws that chose the model; validation's are known, if this process chose it."""
+        state = self.run.state
+        epoch = state.epoch if state.best_epoch is None else state.best_epoch
+        with self.run.measure("scoring"), self.run.booked("evaluate_seconds"):
+            known = {} if self.best_scores is None else {self.config.val_split: self.best_scores}
+            found = {split: known[split] if split in known else self.score(split, epoch) for split in self.config.eval_splits}
+        return {split: scores for split, scores in found.items() if scores is not None}
+
+
+def task_of_labels(config: LabelConfig, labelled: LabelledSplits) -> LabelTask:
+    """Return what is learned of the labels, whose splits are checked too.
+
+    Raises:
+        ConfigError: If there is no label, no node (or edge) in the training split, no such split, or a setting does not apply.
+    """
+    splits = ", ".join(labelled.splits) or "none"
+    if labelled.task is None:
+        raise ConfigError(f"{config.store} holds no labels to train on: ingest it with `label` or `labels`")
+    if config.train_split not in labelled.splits:
+        raise ConfigError(f"{config.store} has no split {config.train_split!r} to train on (it has: {splits})")
+    if not len(labelled.members(config.train_split)):
+        raise ConfigError(f"split {config.train_split!r} of {config.store} is empty: nothing to train on")
+    unknown = sorted({config.val_split, *config.eval_splits} - {"val", "test", "train"} - set(labelled.splits))
+    if unknown:
+        raise ConfigError(f"{config.store} has no split {unknown[0]!r} (it has: {splits})")
+    if config.patience is not None and config.val_split not in labelled.splits:
+        raise ConfigError(f"patience needs a validation split, and {config.store} has no {config.val_split!r}: leave it out")
+    return LabelTask.of(labelled, config)
