@@ -1,6 +1,8 @@
 """Sums over the in-edges of destinations: each destination is a bag of rows."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -57,13 +59,13 @@ def _hubs(index: Tensor, rows: Tensor, indptr: Tensor) -> list[int]:
 
 def _sum_hub(index: Tensor, rows: Tensor, value: Tensor | None, out: Tensor) -> None:
     """Set out [f] to the sum of the rows `index`, each times its value."""
-    add = _add_rows if value is None else _add_scaled_rows
+    add: Callable[..., None] = _add_rows if value is None else _add_scaled_rows
     arrays = [tensor.detach().contiguous().numpy() for tensor in (index, rows, value) if tensor is not None]
     lines = -(-rows.size(1) // _LINE)
     threads = min(torch.get_num_threads(), lines)
     columns = [min(lines * i // threads * _LINE, rows.size(1)) for i in range(threads + 1)]
     with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(add, *arrays, *part, out.numpy()) for part in pairwise(columns)]:
+        for done in [pool.submit(partial(add, *arrays), *part, out.numpy()) for part in pairwise(columns)]:
             done.result()
 
 

@@ -37,14 +37,14 @@ def main() -> None:
     """Run the module that the command line names, and print JSON."""
     if len(sys.argv) < 2:
         raise SystemExit("give the name of a module to run, and its arguments")
-    meter, begin = Meter(), time.perf_counter()
-    ChunkSums.see = lambda sums, first, data: meter.see(sums, first, data)  # type: ignore[method-assign]
+    meter, start = Meter(), time.perf_counter()
+    ChunkSums.see = lambda self, begin, data: meter.see(self, begin, data)  # type: ignore[method-assign]
     sys.argv = sys.argv[1:]
     try:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     finally:
         found = {"checksum_seconds": meter.seconds, "checksum_bytes": meter.nbytes}
-        print(json.dumps({**found, "process_seconds": time.perf_counter() - begin}))
+        print(json.dumps({**found, "process_seconds": time.perf_counter() - start}))
 
 
 if __name__ == "__main__":
