@@ -90,6 +90,7 @@ def test_pygs_feature_store_gives_the_values(make_store: MakeStore, tmp_path: Pa
         assert torch.equal(got, torch.from_numpy(values[[7, 299, 7]]))
 
 
+@pytest.mark.slow
 def test_training_on_short_types_scores_as_on_float32(tmp_path: Path) -> None:
     make_graph(tmp_path, nodes=1500, edges=9000, features=16, classes=5, kind="communities", seed=1)
     scores, curves = {}, set()

@@ -77,6 +77,7 @@ def test_training(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert not (tmp_path / "none").exists(), "there was no room for the histories: no run has begun"
 
 
+@pytest.mark.slow
 def test_growth(quick_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An append, its first reader and a compaction, of 20,000 events between 5,000 new nodes with ids of text."""
     rng = np.random.default_rng(0)

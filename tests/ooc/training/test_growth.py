@@ -102,6 +102,7 @@ def test_a_run_is_resumed_on_a_store_that_grew_only_when_asked(tmp_path: Path) -
         train(configure(other, config.out, checkpoint_every=2, batch_size=30), resume=True, grown=True)
 
 
+@pytest.mark.slow
 def test_a_run_on_the_whole_graph_goes_on_where_that_grew(tmp_path: Path) -> None:
     files, store = tables(tmp_path), tmp_path / "store.ooc"
     ingest(IngestSpec(out=store, **given(files, "base")))

@@ -44,6 +44,7 @@ def flip(path: Path, byte: int) -> None:
         file.write(bytes([value ^ 1]))
 
 
+@pytest.mark.slow
 def test_a_history_with_one_wrong_bit_is_found(make_store: MakeStore, tmp_path: Path, record: Path) -> None:
     store = make_store()
     settings: dict[str, Any] = {"mode": "history", "parts": 5, "fanout": [], "checkpoint_every": 2, "refresh": 1}

@@ -106,6 +106,7 @@ def test_a_plan_fits_and_no_plan_that_treats_all_alike_is_faster(
     assert predict(program, known, plan.placement, room).runs == plan.runs
 
 
+@pytest.mark.slow
 def test_deep_models_are_planned_in_time_and_within_the_bounds() -> None:
     program = chain([16] * few(20, 32) + [4], saved=8)
     known = profile(program, [3, 5, 2, 7, 1], speed=18)
