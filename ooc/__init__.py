@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from ooc.config.modes import load_config
     from ooc.config.nodes import FullConfig, TrainConfig
     from ooc.config.snapshots import SnapshotsConfig
+    from ooc.layerwise.top_k import TopK, top_k
     from ooc.loading.event_loader import EventLoader
+    from ooc.loading.link_neighbor_loader import LinkNeighborLoader
     from ooc.loading.neighbor_loader import NeighborLoader
     from ooc.loading.snapshot_loader import SnapshotLoader
     from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from ooc.report.page import write_report
     from ooc.runtime.memory import MemoryMeter
     from ooc.runtime.version import __version__
+    from ooc.sampling.edge_split import EdgeSplit
     from ooc.sampling.negatives import GivenNegatives, HistoricalNegatives, RandomNegatives, TgbNegatives
     from ooc.stores.dataset import Dataset
     from ooc.stores.growth.append import AppendResult
@@ -42,12 +45,14 @@ __all__ = [
     "ClusterLoader",
     "ConfigError",
     "Dataset",
+    "EdgeSplit",
     "EventLoader",
     "EventsConfig",
     "FullConfig",
     "GivenNegatives",
     "HistoricalNegatives",
     "InputError",
+    "LinkNeighborLoader",
     "MemoryMeter",
     "NeighborLoader",
     "NodeRows",
@@ -59,6 +64,7 @@ __all__ = [
     "SnapshotsConfig",
     "StoreError",
     "TgbNegatives",
+    "TopK",
     "TrainConfig",
     "WrittenRows",
     "__version__",
@@ -75,6 +81,7 @@ __all__ = [
     "plan",
     "pre_aggregation_of",
     "split",
+    "top_k",
     "train",
     "verify",
     "write_report",
@@ -95,11 +102,13 @@ __getattr__ = lazy_exports(
         "Callback": "ooc.training.callbacks",
         "ClusterLoader": "ooc.loading.subgraph_loaders",
         "Dataset": "ooc.stores.dataset",
+        "EdgeSplit": "ooc.sampling.edge_split",
         "EventLoader": "ooc.loading.event_loader",
         "EventsConfig": "ooc.config.events",
         "FullConfig": "ooc.config.nodes",
         "GivenNegatives": "ooc.sampling.negatives",
         "HistoricalNegatives": "ooc.sampling.negatives",
+        "LinkNeighborLoader": "ooc.loading.link_neighbor_loader",
         "MemoryMeter": "ooc.runtime.memory",
         "NeighborLoader": "ooc.loading.neighbor_loader",
         "NodeRows": "ooc.training.infer",
@@ -109,6 +118,7 @@ __getattr__ = lazy_exports(
         "SnapshotLoader": "ooc.loading.snapshot_loader",
         "SnapshotsConfig": "ooc.config.snapshots",
         "TgbNegatives": "ooc.sampling.negatives",
+        "TopK": "ooc.layerwise.top_k",
         "TrainConfig": "ooc.config.nodes",
         "WrittenRows": "ooc.training.infer",
         "__version__": "ooc.runtime.version",
@@ -124,6 +134,7 @@ __getattr__ = lazy_exports(
         "plan": "ooc.training.verbs",
         "pre_aggregation_of": "ooc.models.builders",
         "split": "ooc.pyg.change_store",
+        "top_k": "ooc.layerwise.top_k",
         "train": "ooc.training.verbs",
         "verify": "ooc.stores.integrity",
         "write_report": "ooc.report.page",

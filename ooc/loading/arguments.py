@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from torch_geometric.data.data import BaseData
 
 from ooc.runtime.messages import warn_user
+from ooc.sampling.edge_split import HeldOut
+from ooc.sampling.links import Seeds
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
@@ -175,6 +177,15 @@ class InputNodes:
         """int64[b]: the nodes at `position`."""
         return position if self.node is None else self.node[position]
 
+    @property
+    def held_out(self) -> HeldOut | None:
+        """Edges that carry no messages in any batch."""
+        return None
+
+    def seeds(self, position: Ids, key: int) -> Seeds:
+        """The nodes at `position` as a batch's seeds."""
+        return Seeds(self.ids(position))
+
     def input_id(self, position: Ids) -> Ids:
         """int64[b]: PyG's `input_id` of `position`."""
         return position if self.number is None else self.number[position]
@@ -217,9 +228,18 @@ def input_nodes_of(ds: Dataset, input_nodes: Any, input_id: Any = None) -> Input
             )
         ids = np.flatnonzero(given) if masked else _of_ids(given, ds.num_nodes)
         nodes = InputNodes(len(ids), ids, ids if number is None and masked else number)
-    if number is not None and len(number) != nodes.count:
-        raise ConfigError(f"input_id has {len(number)} entries for {nodes.count} input nodes; give one for each")
+    input_ids_of(number, nodes.count, "input nodes")
     return nodes
+
+
+def input_ids_of(input_id: Any, count: int, of: str) -> Ids | None:
+    """`input_id` as int64[count], None for None. Raises ConfigError for anything else; `of` says what there is one for."""
+    if input_id is None:
+        return None
+    number = _array(input_id, "input_id").astype(np.int64)
+    if len(number) != count:
+        raise ConfigError(f"input_id has {len(number)} entries for {count} {of}; give one for each")
+    return number
 
 
 def members_of(ds: Dataset, input_nodes: Any) -> tuple[Members | None, str | None]:

@@ -1,5 +1,7 @@
 """Which read strategy a loader has: decided here and nowhere else, by where its rows are and what they become."""
 
+from typing import Any
+
 import torch
 
 from ooc.graph.aggregation import PreAggregation
@@ -41,6 +43,11 @@ def keeps_blocks(strategy: ReadStrategy, ds: Dataset, budget: MemoryPlan) -> boo
     return ds.memory is None or not filled or strategy.reserves_blocks
 
 
+def edges_stay_on_disk(ds: Dataset, x: Rows | None, weight: str | None, budget: MemoryPlan) -> bool:
+    """Whether edges are read as they are sampled; x: the feature rows of batches, weight: the column to sample by."""
+    return on_disk(x) and ds.graph.sampled_bytes(weight) > budget.topology_in_ram
+
+
 def neighbor_strategy(
     ds: Dataset,
     order: Order,
@@ -63,21 +70,22 @@ def neighbor_strategy(
         pre_aggregation = None
     scanning = pre_aggregation is not None and x is not None and on_disk(x) and scan_pays(x, budget.resident_rows)
     warm = budget.topology_in_ram
-    edges_stay = on_disk(x) and ds.graph.sampled_bytes(sampling[2]) > warm
+    edges_stay = edges_stay_on_disk(ds, x, sampling[2], budget)
     row_bytes = row_bytes_of(ds, collator, pre_aggregation)
     per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
     channels = 0 if x is None or pre_aggregation is None else x.shape[1]
     batch = BatchBytes(budget.batch, collator, row_bytes, pre_aggregation, channels)
     memory = _scan_bytes(ds, x, batch, budget, edges_stay) if scanning else batch
     most = budget.drawn if scanning else budget.batch  # what a batch takes of a scan in all is checked when it is drawn
-    sampler = NeighborSampler(ds.graph, *sampling, max_bytes=most, row_bytes=per_node, expanded_bytes=per_expanded)
+    limits: dict[str, Any] = {"max_bytes": most, "row_bytes": per_node, "expanded_bytes": per_expanded}
+    sampler = NeighborSampler(ds.graph, *sampling, **limits, held_out=order.nodes.held_out)
     frontier = None
     if edges_stay:
         columns = {name: ds.edge_rows(name) for name in collator.columns}
         frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.frontier)
     mapped = max(0, budget.topology - ds.graph.indptr.nbytes)
     topology = Topology(ds.graph, sampling[2], mapped, warm, frontier is None, collator.columns)
-    counts, draw = ReadCounts(), lambda seeds, key: (sampler.sample(seeds, key), 0)
+    counts, draw = ReadCounts(), lambda seeds, key: (sampler.sample(seeds.node, key, seeds.left_out), 0)
     sample = SampleStage(order, draw, topology, memory, counts, frontier, threads[0], split_seeds)
     labels = None if ds.labels is None else Labels(ds.labels, floats=ds.task == "multilabel")
     load = LoadStage(ds.graph, x, collator.gather, labels, pre_aggregation, counts, buffers_for(device, budget))

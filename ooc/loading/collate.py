@@ -16,8 +16,10 @@ from torch_geometric.data import Data
 from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.graph.blocks import Block, Subgraph, aggregated_block, blocks_of, graph_block
 from ooc.loading.arguments import InputNodes
+from ooc.loading.input_links import InputLinks
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.transfer import pin
+from ooc.sampling.links import Links
 from ooc.stores.arrays.encoding import DecodedRows, Encoding
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, Ids, Rows
@@ -37,6 +39,8 @@ class SampledBatch:
     position: NDArray[np.int64]
     """int64[b]: where the seeds stand in the loader's input nodes"""
     subgraph: Subgraph
+    links: Links | None = None
+    """to predict; None in a batch of nodes"""
 
 
 @dataclass(frozen=True)
@@ -211,12 +215,17 @@ class CollateStage:
     """LoadedBatch -> the user's batch, through `transform`; with `pin` it is copied into page-locked memory."""
 
     collator: Collator
-    nodes: InputNodes
+    nodes: InputNodes | InputLinks
     transform: Callable[[Data], Any] | None = None
     pin: bool = False
 
     def data(self, loaded: LoadedBatch) -> Data:
-        return self.collator(loaded, self.nodes.input_id(loaded.drawn.position))
+        drawn = loaded.drawn
+        batch = self.collator(loaded, self.nodes.input_id(drawn.position))
+        if isinstance(self.nodes, InputLinks) and drawn.links is not None:
+            self.nodes.add_to(batch, drawn.position, drawn.links)
+            batch.batch_size = drawn.subgraph.num_nodes[0]
+        return batch
 
     def collate(self, loaded: LoadedBatch) -> tuple[int, Any]:
         """(steps done with this batch, the batch)."""

@@ -119,25 +119,64 @@ class NeighborLoader(BatchLoader):
         share = share_of(seed, rank, world_size, own_ids=nodes.is_array, in_order=not shuffle)
         order = Order(nodes, batch_size, shuffle, drop_last=drop_last, **share._asdict())
         check_numbers(order, sample_threads=sample_threads, read_threads=read_threads)
+        if split_seeds and shuffle:
+            raise ConfigError("split_seeds is for evaluation: training batches must not depend on the memory; drop shuffle")
+        self._set_up(
+            data,
+            order,
+            (fanout_of(num_neighbors), replace, weight_attr),
+            (sample_threads, read_threads),
+            transform=transform,
+            pin_memory=pin_memory,
+            prefetch=(prefetch_factor, num_workers),
+            device=device,
+            dtype=dtype,
+            features=features,
+            split_masks=split_masks,
+            edge_ids=edge_ids,
+            split_seeds=split_seeds,
+            budget=budget,
+            pre_aggregation=pre_aggregation,
+        )
+
+    def _set_up(
+        self,
+        data: Dataset,
+        order: Order,
+        sampling: tuple[list[int], bool, str | None],
+        threads: tuple[int, int],
+        *,
+        transform: Callable[[Data], Any] | None,
+        pin_memory: bool,
+        prefetch: tuple[int | None, int],
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        features: bool,
+        split_masks: bool,
+        edge_ids: bool,
+        split_seeds: bool,
+        budget: MemoryPlan | None,
+        pre_aggregation: PreAggregation | None,
+    ) -> None:
+        """Make the stages of this order's batches. sampling: fan-out, replace, weight_attr; prefetch: factor, workers."""
         if not (pre_aggregation is None or isinstance(pre_aggregation, PreAggregation)):
             raise ConfigError(
                 f"pre_aggregation must be what `ooc.models.pre_aggregation_of(model)` returns, not {pre_aggregation!r}"
             )
-        if split_seeds and shuffle:
-            raise ConfigError("split_seeds is for evaluation: training batches must not depend on the memory; drop shuffle")
+        fanout, replace, weight_attr = sampling
         budget = budget or plan_memory(data)
         place = None if device is None else torch.device(device)
-        prefetch = PREFETCH if prefetch_factor is None else max(1, prefetch_factor) * max(1, num_workers)
+        factor, workers = prefetch
+        batches = PREFETCH if factor is None else max(1, factor) * max(1, workers)
         gather = Gather(data.encoding("x"), dtype) if features and data.num_features else None
         pin = pins(pin_memory) and not (place is not None and place.type == "cuda")
         collator = Collator(data.graph, gather, weight_attr, edge_ids, masks=masks_of(data) if split_masks else {})
-        collate = CollateStage(collator, nodes, transform, pin)
-        self._sampling = sampling = (fanout_of(num_neighbors), replace, weight_column_of(data.graph, weight_attr))
-        threads = sample_threads, read_threads
-        strategy = neighbor_strategy(data, order, collate, sampling, budget, place, pre_aggregation, split_seeds, threads)
-        super().__init__(data, strategy, budget, place, prefetch)
+        collate = CollateStage(collator, order.nodes, transform, pin)
+        self._sampling = drawn = (fanout, replace, weight_column_of(data.graph, weight_attr))
+        strategy = neighbor_strategy(data, order, collate, drawn, budget, place, pre_aggregation, split_seeds, threads)
+        super().__init__(data, strategy, budget, place, batches)
         self.keeps_blocks = keeps_blocks(strategy, data, budget)
-        warn_of_prefetch(prefetch_factor, strategy)
+        warn_of_prefetch(factor, strategy)
 
     def __call__(self, index: Any) -> Any:
         """The batch of some of the input nodes, sampled and read now, as PyG's loaders give it.

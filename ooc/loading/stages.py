@@ -21,10 +21,12 @@ from ooc.graph.mapped_topology import Topology
 from ooc.loading.arguments import InputNodes
 from ooc.loading.batch_bytes import BatchBytes, ScanBytes
 from ooc.loading.collate import CollateStage, Gather, LoadedBatch, SampledBatch
+from ooc.loading.input_links import InputLinks
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor, Purpose, key, seeds_of
 from ooc.runtime.memory_plan import MemoryPlan, words_for
 from ooc.sampling import OnDiskFrontier
+from ooc.sampling.links import Seeds
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
 from ooc.stores.errors import BudgetError
@@ -35,7 +37,7 @@ FIRST_TOGETHER, MOST_TOGETHER = 4, 64
 BUFFERS_KEPT, PINNED_KEPT = 1, 4
 """Memory of batches that the model is done with, for the rows of the next ones; page-locking takes long enough to keep more"""
 
-DrawSubgraph = Callable[[Ids, int], tuple[Subgraph, int]]
+DrawSubgraph = Callable[[Seeds, int], tuple[Subgraph, int]]
 """(seeds, key) -> (the subgraph, bytes of edges read from the disk for it)"""
 
 
@@ -43,7 +45,7 @@ DrawSubgraph = Callable[[Ids, int], tuple[Subgraph, int]]
 class Order:
     """Which seeds a step has, and the keys of its draws: all that a batch depends on besides the cursor."""
 
-    nodes: InputNodes
+    nodes: InputNodes | InputLinks
     batch_size: int
     shuffle: bool
     seed: int
@@ -57,6 +59,9 @@ class Order:
         return seeds_of(
             self.nodes, cursor, self.batch_size, self.shuffle, self.seed, self.drop_last, self.rank, self.world_size
         )
+
+    def seeds(self, epoch: int, position: Ids) -> Seeds:
+        return self.nodes.seeds(position, key(self.seed, Purpose.NEGATIVE, epoch))
 
     def key(self, cursor: Cursor) -> int:
         return key(self.seed, Purpose.SAMPLE, cursor.epoch, cursor.step, self.rank)
@@ -120,17 +125,17 @@ class SampleStage:
         """The batch at `cursor`, whole. Raises BudgetError where it does not fit the memory."""
         self.topology.warm()
         position = self.order.positions(cursor)
-        subgraph = self._drawn(self.order.nodes.ids(position), self.order.key(cursor))
-        return self._checked(cursor, position, True, subgraph)
+        seeds = self.order.seeds(cursor.epoch, position)
+        return self._checked(cursor, position, True, self._drawn(seeds, self.order.key(cursor)), seeds)
 
     def sample_at(self, position: Ids, key: int) -> SampledBatch:
         """The batch of the input nodes at `position`, in no order of an epoch. Raises as `sample` does."""
         self.topology.warm()
-        seeds = self.order.nodes.ids(position)
-        subgraph = self._drawn(seeds, key) if self.frontier is None else self.frontier.sample([seeds], [key]).batches[0]
+        seeds = self.order.nodes.seeds(position, key)
+        subgraph = self._drawn(seeds, key) if self.frontier is None else self._together([seeds], [key])[0]
         if isinstance(subgraph, Exception):
             raise subgraph
-        return self._checked(Cursor(0, 0), position, True, subgraph)
+        return self._checked(Cursor(0, 0), position, True, subgraph, seeds)
 
     def batches(self, cursors: Iterator[Cursor]) -> Iterator[SampledBatch]:
         """The batches of `cursors`, drawn one by one, in halves or together."""
@@ -154,15 +159,16 @@ class SampleStage:
             if not waiting:
                 return
             parts = list(islice(waiting, together))
-            found = self._subgraphs([(cursor, position) for cursor, position, _ in parts])
+            seeds = [self.order.seeds(cursor.epoch, position) for cursor, position, _ in parts]
+            found = self._subgraphs(seeds, [self.order.key(cursor) for cursor, _, _ in parts])
             if self.frontier is not None:
                 together = min(2 * together, MOST_TOGETHER) if len(found) == together else len(found)
-            for (cursor, position, last), subgraph in zip(parts, found, strict=False):
+            for (cursor, position, last), each, subgraph in zip(parts, seeds, found, strict=False):
                 waiting.popleft()
                 try:
                     if isinstance(subgraph, Exception):
                         raise subgraph
-                    drawn = self._checked(cursor, position, last, subgraph)
+                    drawn = self._checked(cursor, position, last, subgraph, each)
                 except BudgetError:
                     if not self.split_seeds or len(position) == 1:
                         raise
@@ -172,27 +178,30 @@ class SampleStage:
                 yield drawn
             del found  # before the next ones are drawn
 
-    def _subgraphs(self, parts: list[tuple[Cursor, Ids]]) -> Sequence[Subgraph | Exception]:
-        """The subgraphs of the first of these (cursor, positions of seeds), of one at least, or what it failed on."""
-        seeds, keys = [self.order.nodes.ids(position) for _, position in parts], [self.order.key(cursor) for cursor, _ in parts]
+    def _subgraphs(self, seeds: list[Seeds], keys: list[int]) -> Sequence[Subgraph | Exception]:
+        """The subgraphs of the first of these seeds, of one at least, or what it failed on."""
         if self.frontier is not None:
-            together = self.frontier.sample(seeds, keys)
-            self.counts.add(topology=together.nbytes)
-            return together.batches
+            return self._together(seeds, keys)
         try:
             return [self._drawn(seeds[0], keys[0])]
         except BudgetError as error:
             return [error]
 
-    def _drawn(self, seeds: Ids, key: int) -> Subgraph:
+    def _together(self, seeds: list[Seeds], keys: list[int]) -> Sequence[Subgraph | Exception]:
+        assert self.frontier is not None
+        together = self.frontier.sample([each.node for each in seeds], keys, [each.left_out for each in seeds])
+        self.counts.add(topology=together.nbytes)
+        return together.batches
+
+    def _drawn(self, seeds: Seeds, key: int) -> Subgraph:
         subgraph, nbytes = self.draw(seeds, key)
         if nbytes:
             self.counts.add(topology=nbytes)
         return subgraph
 
-    def _checked(self, cursor: Cursor, position: Ids, last: bool, subgraph: Subgraph) -> SampledBatch:
+    def _checked(self, cursor: Cursor, position: Ids, last: bool, subgraph: Subgraph, seeds: Seeds) -> SampledBatch:
         self.topology.trim(subgraph)
-        drawn, most = SampledBatch(cursor.step, last, position, subgraph), self.limit.max_bytes
+        drawn, most = SampledBatch(cursor.step, last, position, subgraph, seeds.links), self.limit.max_bytes
         need = self.limit.need(drawn, self.drawing_bytes(subgraph.nbytes))  # the sampler has not counted what collation adds
         if need > most:
             raise BudgetError(

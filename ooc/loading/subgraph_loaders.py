@@ -154,7 +154,7 @@ class SubgraphLoader(BatchLoader):
         """How a step's subgraph is drawn within the limit; edges: None for the graph's arrays."""
         parts, halo = self.parts, self.halo
         most = None if limit[0] is None else int(limit[0])
-        return lambda seeds, key: cut(graph, ranges_of(parts, seeds), halo, edges, most, *limit[1:])
+        return lambda seeds, key: cut(graph, ranges_of(parts, seeds.node), halo, edges, most, *limit[1:])
 
 
 def _parts_of(data: Dataset, num_parts: int | None, batch_size: int) -> tuple[Ids, InputNodes]:

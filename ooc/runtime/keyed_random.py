@@ -33,6 +33,7 @@ class Purpose(IntEnum):
     NEGATIVE = 8
     RANKING = 9
     TABLE = 10
+    SPLIT = 11
 
 
 def mix(value: int) -> int:

@@ -34,6 +34,8 @@ SECOND_SHARE = 4
 """A second pipeline over the same rows at the same time has 1/4 of the batches' memory, beyond the first one's"""
 PIECE_SHARE = 32
 """A piece of the feature file takes at most 1/32 of a shared scan's memory: three are in memory at once"""
+RANKED_SHARE = 2
+"""Groups of sources that are ranked take half of what the memory leaves; the rest is for what torch and the reads take"""
 _FREED_BYTES, _FREED_SHARE = 80 * 10**6, 10
 _HISTORY_SHARE = 4
 _TRIAL_BYTES = 2**29

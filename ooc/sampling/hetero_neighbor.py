@@ -179,7 +179,7 @@ class HeteroNeighborSampler:
 
         Raises BudgetError, before anything is allocated, if the batch may exceed `max_bytes` after this hop.
         """
-        counts = {name: sampler.count(builder.nodes[name[2]], hop) for name, sampler in self.samplers.items()}
+        counts = {name: each.count(builder.nodes[name[2]], builder.edges[name], hop) for name, each in self.samplers.items()}
         most = {name: nodes.size for name, nodes in builder.nodes.items()}
         for (source, _, _), (sampled, _, _) in counts.items():
             most[source] += sampled

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from ooc.graph.blocks import Subgraph
 from ooc.runtime.memory_plan import words_for
 from ooc.sampling import kernels
+from ooc.sampling.edge_split import HeldOut
+from ooc.sampling.left_out import FilteredDraws, LeftOut
 from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.errors import BudgetError, ConfigError, InputError, StoreError
 from ooc.stores.graph import Graph
@@ -125,6 +127,10 @@ class EdgeHops:
         self.stands_for = np.empty(0, np.float32) if weighted else None
         self.columns = {name: np.empty(0, dtype) for name, dtype in columns.items()}
         self.num_edges: list[int] = []
+        self.left_out: LeftOut | None = None
+        """edges to leave out at the seeds"""
+        self.filtered: tuple[int, FilteredDraws] | None = None
+        """a hop that edges are left out of, and its draws"""
 
     def grow(self, num_edges: int, num_expanded: int) -> None:
         """Grow the buffers to these lengths."""
@@ -140,6 +146,15 @@ class EdgeHops:
         """The range (first, last) of edges sampled by the last `draw` and not yet ended by `end_hop`."""
         return sum(self.num_edges), int(self.indptr[-1])
 
+    def choose(self, kept: Ids, indptr: Ids, stands_for: kernels.Factors | None = None) -> None:
+        """Keep these edges of the hop under way: positions int64[e], the indptr of its nodes, and what the edges stand for."""
+        first, stop = int(indptr[0]), int(indptr[-1])
+        for array in (self.slot, self.source, *self.columns.values()):
+            array[first:stop] = array[kept]
+        if self.stands_for is not None:
+            self.stands_for[first:stop] = self.stands_for[kept] if stands_for is None else stands_for
+        self.indptr[len(self.indptr) - len(indptr) :] = indptr
+
     def end_hop(self) -> None:
         first, last = self.drawn
         self.num_edges.append(last - first)
@@ -154,8 +169,9 @@ class EdgeHops:
 class SubgraphBuilder:
     """Builds a subgraph in buffers that grow to the next hop's upper bound.
 
-    A hop has three steps: `NeighborSampler.draw` fills `slot`, the caller sets `source` to `indices[slot]`, and
-    `NeighborSampler.number` converts them to local ids. Only the second reads edges; it can serve many batches.
+    A hop has four steps: `NeighborSampler.draw` fills `slot`, the caller sets `source` to `indices[slot]`,
+    `NeighborSampler.leave_out` drops the edges to leave out, and `NeighborSampler.number` converts sources to local ids. Only
+    the second reads edges; it can serve many batches.
     """
 
     def __init__(self, seeds: Ids, weighted: bool, columns: Mapping[str, np.dtype[Any]]) -> None:
@@ -172,11 +188,18 @@ class SubgraphBuilder:
 class EdgeSampler:
     """Samples in-edges of one type at nodes of its target type, which the arguments of `NeighborSampler` describe.
 
-    A hop's draws need no edges: `draw` reads `indptr` and weights, `gather` then `indices`.
+    A hop's draws need no edges: `draw` reads `indptr` and weights, `gather` then `indices`. `leave_out` drops those that are
+    held out, or left out at the seeds.
     """
 
     def __init__(
-        self, graph: Graph, fanout: Sequence[int], replace: bool, weight: AnyArray | str | None, num_sources: int | None = None
+        self,
+        graph: Graph,
+        fanout: Sequence[int],
+        replace: bool,
+        weight: AnyArray | str | None,
+        num_sources: int | None = None,
+        held_out: HeldOut | None = None,
     ) -> None:
         if not fanout or any(k != int(k) or k < -1 for k in fanout):
             raise ConfigError(f"fan-out {list(fanout)} is invalid: give one number per hop, 0 or more, or -1 for all")
@@ -188,28 +211,39 @@ class EdgeSampler:
         self.num_nodes, self.num_slots = len(self.indptr) - 1, len(self._indices)
         self.num_sources = self.num_nodes if num_sources is None else num_sources
         self.weight = None if weight is None else _weight_column(graph, weight)
-        self.weighted = weight is not None
+        self.weighted, self.held_out = weight is not None, held_out
 
-    def count(self, nodes: NodeHops, hop: int) -> tuple[int, int, int]:
+    def count(self, nodes: NodeHops, edges: EdgeHops, hop: int) -> tuple[int, int, int]:
         """Return (edges, hub, degree): at most so many are sampled in hop `hop`, and the node there with the most in-edges."""
-        start, stop = nodes.expanding
-        sampled, hub, degree = kernels.count_edges(self.indptr, nodes.node, start, stop, self.fanout[hop], self.replace)
+        (start, stop), filtered = nodes.expanding, self._filtered(nodes, edges, hop)
+        if filtered is None:
+            sampled, hub, degree = kernels.count_edges(self.indptr, nodes.node, start, stop, self.fanout[hop], self.replace)
+        else:
+            sampled, hub, degree = filtered.bound(self.indptr, nodes.node[start:stop])
         if sampled < 0:
             raise StoreError(f"indptr decreases at node {hub}: the store is damaged; run `ooc verify` on it")
         return sampled, hub, degree
 
     def draw_edges(self, nodes: NodeHops, edges: EdgeHops, hop: int, key: int, degree: int) -> None:
         """Sample slots at the nodes of hop `hop`, whose most in-edges are `degree`; reads indptr (and weights), no edges."""
-        (start, stop), fanout = nodes.expanding, self.fanout[hop]
-        draw = (start, stop, fanout, self.replace, np.uint64(key & (2**64 - 1)))
+        (start, stop), fanout, stream = nodes.expanding, self.fanout[hop], np.uint64(key & (2**64 - 1))
+        filtered, draw = self._filtered(nodes, edges, hop), (start, stop, fanout, self.replace, stream)
+        node, indptr = nodes.node[start:stop], edges.indptr[start : stop + 1]
         if self.weight is None or edges.stands_for is None or fanout < 0:
-            kernels.draw_uniform(self.indptr, nodes.node, *draw, edges.slot, edges.indptr)
+            if filtered is None:
+                kernels.draw_uniform(self.indptr, nodes.node, *draw, edges.slot, edges.indptr)
+            else:
+                filtered.draw(self.indptr, node, stream, edges.slot, indptr)
             if edges.stands_for is not None:
                 edges.stands_for[edges.indptr[start] :] = 1
             return
         rank = np.empty(kernels.num_drawn(max(degree, 0), fanout, self.replace), np.float64)
-        out = (edges.slot, edges.indptr, edges.stands_for)
-        bad = kernels.draw_weighted(self.indptr, self.weight, nodes.node, *draw, rank, *out)
+        if filtered is None:
+            out = (edges.slot, edges.indptr, edges.stands_for)
+            bad = kernels.draw_weighted(self.indptr, self.weight, nodes.node, *draw, rank, *out)
+        else:
+            own = (rank, edges.slot, indptr, edges.stands_for)
+            bad = filtered.draw_weighted(self.indptr, self.weight, node, stream, *own)
         if bad >= self.num_slots:
             raise damaged_slot(bad)
         if bad >= 0:
@@ -221,6 +255,35 @@ class EdgeSampler:
         if damaged >= 0:
             raise damaged_slot(damaged)
 
+    def leave_out(self, nodes: NodeHops, edges: EdgeHops, hop: int, key: int) -> bool:
+        """Drop the edges to leave out of the hop, whose sources are known now. False where a node has too few others among the
+        drawn ones: the hop is then drawn again, with all its slots."""
+        filtered = self._filtered(nodes, edges, hop)
+        if filtered is None:
+            return True
+        (start, stop), stream = nodes.expanding, np.uint64(key & (2**64 - 1))
+        node, indptr = nodes.node[start:stop], edges.indptr[start : stop + 1]
+        if self.weight is None or edges.stands_for is None or filtered.fanout < 0:
+            found = filtered.others(self.indptr, node, stream, edges.source, indptr)
+            if found is not None:
+                edges.choose(*found)
+            return found is not None
+        drawn = (edges.slot, edges.source, indptr, edges.stands_for)
+        edges.choose(*filtered.others_weighted(self.weight, node, stream, *drawn))
+        return True
+
+    def _filtered(self, nodes: NodeHops, edges: EdgeHops, hop: int) -> FilteredDraws | None:
+        """The draws of a hop that edges are left out of; None of another."""
+        left_out = edges.left_out if hop == 0 else None
+        if left_out is None and self.held_out is None:
+            return None
+        if edges.filtered is None or edges.filtered[0] != hop:
+            (start, stop), fanout = nodes.expanding, self.fanout[hop]
+            by_weight, node = self.weighted and fanout >= 0, nodes.node[start:stop]
+            draws = FilteredDraws(left_out, self.held_out, self.indptr, node, fanout, self.replace, by_weight)
+            edges.filtered = hop, draws
+        return edges.filtered[1]
+
 
 class NeighborSampler(EdgeSampler):
     """Samples the in-neighborhood of seeds, hop by hop. Stateless: any number of threads may share one.
@@ -230,7 +293,7 @@ class NeighborSampler(EdgeSampler):
     proportional to it, and `Subgraph.stands_for` makes sums over samples unbiased. With a finite fan-out, edges of weight 0 are
     never sampled: a sum weighted by edge weights (GCN) loses nothing, an unweighted one (GIN) lacks their terms. `max_bytes`
     limits a batch's arrays, hash table and features, of `row_bytes` per node, and `expanded_bytes` more per node of all hops
-    but the last. Raises ConfigError if the fan-out or the weight is invalid.
+    but the last. Edges of `held_out` are never sampled. Raises ConfigError if the fan-out or the weight is invalid.
 
     >>> sampler = NeighborSampler(graph, [15, 10, 5])
     >>> subgraph = sampler.sample(np.array([4, 7]), key(seed, Purpose.SAMPLE, epoch, step))
@@ -246,37 +309,46 @@ class NeighborSampler(EdgeSampler):
         max_bytes: int | None = None,
         row_bytes: int = 0,
         expanded_bytes: int = 0,
+        held_out: HeldOut | None = None,
     ) -> None:
-        super().__init__(graph, fanout, replace, weight)
+        super().__init__(graph, fanout, replace, weight, held_out=held_out)
         self.max_bytes = max_bytes
         self.row_bytes, self.expanded_bytes = row_bytes, expanded_bytes
 
-    def sample(self, seeds: Ids, key: int) -> Subgraph:
-        """Sample the neighborhood of `seeds` (int64[b], duplicates allowed); the sample at a node depends on (key, node).
+    def sample(self, seeds: Ids, key: int, left_out: LeftOut | None = None) -> Subgraph:
+        """Sample the neighborhood of `seeds` (int64[b], duplicates allowed); the sample at a node depends on (key, node), and
+        at a seed on what is left out there.
 
         Raises InputError if a seed is not a node, or a weight is negative or not finite; BudgetError if the batch may exceed
         `max_bytes`, before it is allocated; StoreError if the topology is damaged.
         """
-        builder = self.begin(seeds)
+        builder = self.begin(seeds, left_out=left_out)
         try:
             scratch.refill(len(seeds), builder.nodes.node, len(seeds))
             for hop in range(len(self.fanout)):
-                self.draw(builder, hop, key, self.need(builder, hop))
-                self.gather(builder.edges)
+                drawn = False
+                while not drawn:
+                    self.draw(builder, hop, key, self.need(builder, hop))
+                    self.gather(builder.edges)
+                    drawn = self.leave_out(builder.nodes, builder.edges, hop, key)
                 self.number(builder)
         finally:
             scratch.trim()
         return builder.finish()
 
-    def begin(self, seeds: Ids, columns: Mapping[str, np.dtype[Any]] | None = None) -> SubgraphBuilder:
+    def begin(
+        self, seeds: Ids, columns: Mapping[str, np.dtype[Any]] | None = None, left_out: LeftOut | None = None
+    ) -> SubgraphBuilder:
         """Start a batch of `seeds`; for `columns` see `EdgeHops`. Raises InputError if a seed is not a node."""
-        return SubgraphBuilder(checked_seeds(seeds, self.num_nodes), self.weighted, columns or {})
+        builder = SubgraphBuilder(checked_seeds(seeds, self.num_nodes), self.weighted, columns or {})
+        builder.edges.left_out = left_out
+        return builder
 
     def need(self, builder: SubgraphBuilder, hop: int) -> HopBound:
         """Return the upper bounds after hop `hop`. Raises BudgetError if they may exceed `max_bytes`."""
         nodes, done = builder.nodes, sum(builder.edges.num_edges)
         stop, batch_size = nodes.size, nodes.num_nodes[0]
-        sampled, hub, degree = self.count(nodes, hop)
+        sampled, hub, degree = self.count(nodes, builder.edges, hop)
         most = HopBound(sampled, degree, min(stop + sampled, self.num_nodes + batch_size), done + sampled, stop)
         need = edge_bytes(most.num_edges, most.num_expanded, self.weighted) + node_bytes(most.num_nodes, self.row_bytes)
         need += self.expanded_bytes * most.num_expanded
@@ -295,7 +367,7 @@ class NeighborSampler(EdgeSampler):
         self.draw_edges(builder.nodes, builder.edges, hop, key, need.degree)
 
     def number(self, builder: SubgraphBuilder) -> None:
-        """Step 3 of a hop: replace the sources by local ids; new nodes form the next hop. `scratch` has those so far."""
+        """Step 4 of a hop: replace the sources by local ids; new nodes form the next hop. `scratch` has those so far."""
         builder.nodes.number(scratch, builder.edges.source, *builder.edges.drawn)
         builder.nodes.end_hop()
         builder.edges.end_hop()

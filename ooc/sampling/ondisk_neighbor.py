@@ -13,6 +13,7 @@ import numpy as np
 from numba import types
 
 from ooc.graph.blocks import Subgraph
+from ooc.sampling.left_out import LeftOut
 from ooc.sampling.neighbor import HopBound, NeighborSampler, SubgraphBuilder, damaged_slot, scratch, table_capacity
 from ooc.stores.arrays.rows import AnyArray, Ids, Rows
 from ooc.stores.errors import ConfigError, OocError
@@ -155,12 +156,15 @@ class FrontierBatches(NamedTuple):
 class _Batch:
     """A batch being sampled, or its error."""
 
-    def __init__(self, sampler: NeighborSampler, columns: Mapping[str, Rows], seeds: Ids, key: int) -> None:
+    def __init__(
+        self, sampler: NeighborSampler, columns: Mapping[str, Rows], seeds: Ids, key: int, left_out: LeftOut | None
+    ) -> None:
         self.sampler, self.key = sampler, key
         self.error: Exception | None = None
         self.need: HopBound | None = None
+        dtypes = {name: rows.dtype for name, rows in columns.items()}
         try:
-            self.builder: SubgraphBuilder = sampler.begin(seeds, {name: rows.dtype for name, rows in columns.items()})
+            self.builder: SubgraphBuilder = sampler.begin(seeds, dtypes, left_out)
         except OocError as error:
             self.error = error
 
@@ -192,21 +196,26 @@ class _Batch:
         first, last = self.builder.edges.drawn
         return self.builder.edges.slot[first:last]
 
-    def number(self, values: list[AnyArray] | Exception) -> None:
-        """Step 3: local ids from the values of `indices` and the columns at `slots`."""
+    def number(self, hop: int, values: list[AnyArray] | Exception) -> bool:
+        """Steps 3 and 4: local ids from the values of `indices` and the columns at `slots`. False where the hop has to be drawn
+        again; see `EdgeSampler.leave_out`."""
         if isinstance(values, Exception):
             self.fail(values)
-            return
+            return True
         nodes, edges = self.builder.nodes, self.builder.edges
         first, last = edges.drawn
         wrong = _adopt(values[0], self.sampler.num_sources, edges.source, first)
         if wrong >= 0:
             self.fail(damaged_slot(edges.slot[first + wrong]))
-            return
+            return True
         for column, read in zip(edges.columns.values(), values[1:], strict=True):
             column[first:last] = read
+        if not self.sampler.leave_out(nodes, edges, hop, self.key):
+            return False
+        first, last = edges.drawn
         scratch.refill(min(nodes.size + last - first, len(nodes.node)), nodes.node, nodes.size)
         self.sampler.number(self.builder)
+        return True
 
     def fail(self, error: Exception) -> None:
         """Record the error; the other batches continue."""
@@ -246,12 +255,16 @@ class OnDiskFrontier:
                 )
         self.sampler, self.indices, self.max_bytes, self.at_once = sampler, indices, max_bytes, at_once
 
-    def sample(self, seeds: Sequence[Ids], keys: Sequence[int]) -> FrontierBatches:
-        """Sample as many of the first batches (seeds int64[b] and a key each) as fit `max_bytes`, at least one.
+    def sample(
+        self, seeds: Sequence[Ids], keys: Sequence[int], left_out: Sequence[LeftOut | None] | None = None
+    ) -> FrontierBatches:
+        """Sample as many of the first batches (seeds int64[b], a key and what is left out of each) as fit `max_bytes`, at least
+        one.
 
         A failing batch returns its exception (as raised by `NeighborSampler.sample`, or by reading its slots).
         """
-        batches = [_Batch(self.sampler, self.columns, each, key) for each, key in zip(seeds, keys, strict=True)]
+        given = zip(seeds, keys, left_out or [None] * len(seeds), strict=True)
+        batches = [_Batch(self.sampler, self.columns, *each) for each in given]
         nbytes = 0
         try:
             for hop in range(len(self.sampler.fanout)):
@@ -259,15 +272,23 @@ class OnDiskFrontier:
                 for batch in batches:
                     if batch.error is None:
                         batch.draw(hop)
-                live = [batch for batch in batches if batch.error is None]
-                arrays = [self.indices, *self.columns.values()]
-                reading = read_together(arrays, [batch.slots for batch in live], self.at_once)
-                for batch, values in zip(live, reading.values, strict=True):
-                    batch.number(values)
-                nbytes += reading.nbytes
+                nbytes += self._read(batches, hop)
         finally:
             scratch.trim()
         return FrontierBatches([batch.error or batch.builder.finish() for batch in batches], nbytes)
+
+    def _read(self, batches: list[_Batch], hop: int) -> int:
+        """Read the edges that the batches have drawn in a hop, and again those of batches that draw more; returns the bytes."""
+        arrays, nbytes = [self.indices, *self.columns.values()], 0
+        while live := [batch for batch in batches if batch.error is None]:
+            reading = read_together(arrays, [batch.slots for batch in live], self.at_once)
+            nbytes += reading.nbytes
+            batches = [batch for batch, values in zip(live, reading.values, strict=True) if not batch.number(hop, values)]
+            for batch in batches:
+                batch.plan(hop)
+                if batch.error is None:
+                    batch.draw(hop)
+        return nbytes
 
     def _fitting(self, batches: list[_Batch], hop: int) -> list[_Batch]:
         """The first batches that fit while hop `hop` is sampled; the others free their memory."""

@@ -78,6 +78,11 @@ class NodeRows:
         self.dtype = np.dtype(rows.dtype)
         self._release = weakref.finalize(self, release)
 
+    @property
+    def rows(self) -> Rows:
+        """The rows themselves."""
+        return self._rows
+
     def __len__(self) -> int:
         return self.shape[0]
 

@@ -1,0 +1,255 @@
+"""Ranking everything: for every source the items with the highest scores, without the links that are known.
+
+Scores are computed tile by tile, of a fixed size, so they do not depend on the memory. As many tiles of sources as the memory
+holds share one pass over the items' rows, which are read front to back.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ooc.models.edge_decoders import MLPDecoder, make_decoder
+from ooc.models.layers import evaluating
+from ooc.runtime.memory_plan import RANKED_SHARE
+from ooc.stores.arrays.rows import ArrayRows, Ids, Rows
+from ooc.stores.arrays.zarr_rows import open_zarr_rows
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError, InputError, OocError
+from ooc.stores.jit import kernel
+from ooc.stores.process import ProcessMemory
+from ooc.stores.sizes import format_bytes, parse_bytes
+
+SOURCES, ITEMS = 512, 4096
+"""of a tile of scores"""
+_EDGES_AT_ONCE = 2**22
+
+
+class TopK(NamedTuple):
+    """The best items of each source."""
+
+    source: Ids
+    """int64[n]"""
+    item: Ids
+    """int64[n, k], from the best on; -1 where a source has fewer"""
+    score: NDArray[np.float32]
+    """float32[n, k]; -inf where a source has fewer"""
+
+
+def top_k(
+    rows: Any,
+    k: int,
+    *,
+    sources: Any = None,
+    items: Any = None,
+    decoder: str | nn.Module = "dot",
+    known: Any = None,
+    memory: str | int | None = None,
+) -> TopK:
+    """Rank all items for every source and keep the best, in blocks that fit the memory.
+
+    Of equal scores the item with the smaller id comes first. A source is never its own item.
+
+    Args:
+        rows: Embeddings of all nodes, [N, d]: an array, a tensor, what `ooc.embed` returns, or the path of a Zarr array.
+        k: Items to keep for each source, 1 or more.
+        sources: Node ids to rank for, int[n]; None: all nodes.
+        items: Node ids to rank, int[m]; None: all nodes.
+        decoder: "dot", or a module that scores src [..., d] and dst [..., d] as `ooc.models.edge_decoders` do.
+        known: Links to leave out: a data set (its edges from a source to an item), or pairs int[2, e] of sources and items.
+        memory: Of the process, such as "2GB"; None: half of what is available.
+
+    Returns:
+        The items and their scores by source; n * k * 12 bytes.
+
+    Raises:
+        ConfigError: An argument does not fit.
+        InputError: An id is no node.
+        BudgetError: The memory does not hold one block.
+        OocError: A score is NaN.
+
+    >>> best = ooc.top_k(ooc.embed("runs/links", "shop.ooc"), 20, sources=users, items=products, known=ds)
+    >>> best.item[0]  # of users[0]
+    """
+    opened, owned = _rows_of(rows)
+    try:
+        if len(opened.shape) != 2 or opened.dtype.kind != "f":
+            raise ConfigError(f"rows must be embeddings [N, d] of floats, not {opened.dtype}{list(opened.shape)}")
+        if isinstance(k, bool) or k != int(k) or k < 1:
+            raise ConfigError(f"k must be a whole number of 1 or more, not {k!r}")
+        num_nodes = opened.shape[0]
+        source, item = _ids(sources, "sources", num_nodes), np.unique(_ids(items, "items", num_nodes))
+        model = make_decoder(decoder, opened.shape[1]) if isinstance(decoder, str) else decoder
+        if isinstance(decoder, str) and any(True for _ in model.parameters()):
+            raise ConfigError(f"decoder {decoder!r} has parameters: give the trained module, not its name")
+        links = _known_of(known, num_nodes)
+        group = _group_of(int(k), opened.shape[1], memory)
+        found = TopK(source, np.full((len(source), k), -1, np.int64), np.full((len(source), k), -np.inf, np.float32))
+        with evaluating(model):
+            for start in range(0, len(source), group):
+                part = slice(start, start + group)
+                _rank(opened, model, item, links, TopK(found.source[part], found.item[part], found.score[part]))
+        return found
+    finally:
+        if owned:
+            opened.close()
+
+
+def _rank(rows: Rows, decoder: nn.Module, items: Ids, links: "KnownLinks", best: TopK) -> None:
+    """Fill the lists of some sources in one pass over the items."""
+    source = _read(rows, best.source)
+    indptr, node = links.of(best.source)
+    for first in range(0, len(items), ITEMS):
+        item = items[first : first + ITEMS]
+        target = _read(rows, item)
+        for start in range(0, len(best.source), SOURCES):
+            tile = slice(start, start + SOURCES)
+            scores = _scores(decoder, source[tile], target)
+            own = indptr[start : start + len(scores) + 1]
+            if not _keep_best(scores, best.source[tile], item, own, node, best.item[tile], best.score[tile]):
+                raise OocError("the decoder scored a pair with NaN: the embeddings or its parameters are not finite")
+
+
+@torch.no_grad()
+def _scores(decoder: nn.Module, source: Tensor, target: Tensor) -> NDArray[np.float32]:
+    """float32[b, m]."""
+    every = None if isinstance(decoder, MLPDecoder) else getattr(decoder, "every", None)
+    one_by_one = (decoder(row.unsqueeze(0), target) for row in source)
+    scores = torch.stack(list(one_by_one)) if every is None else every(source, target)
+    return np.ascontiguousarray(scores.float().numpy())
+
+
+def _read(rows: Rows, ids: Ids) -> Tensor:
+    out = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
+    rows.read(ids, out)
+    return torch.from_numpy(out).float()
+
+
+def _group_of(k: int, width: int, memory: str | int | None) -> int:
+    """Sources of a group, a multiple of a tile."""
+    limit = ProcessMemory.measure(None if memory is None else parse_bytes(memory))
+    left = (limit.limit - limit.baseline) // RANKED_SHARE - 4 * ITEMS * (width + 3 * SOURCES)
+    a_tile = SOURCES * (12 * k + 8 * width)
+    if left < a_tile:
+        need = format_bytes(limit.limit - RANKED_SHARE * (left - a_tile))
+        raise BudgetError(
+            f"ranking {SOURCES} sources at a time takes {need} of memory, more than {format_bytes(limit.limit)}: "
+            "give that much, or a smaller k"
+        )
+    return left // a_tile * SOURCES
+
+
+class KnownLinks:
+    """Links to leave out, by source. pair: int64[2, e], or a graph: its edges."""
+
+    def __init__(self, pair: Ids | None, dataset: Dataset | None = None) -> None:
+        self._dataset = dataset
+        self._pair = np.empty((2, 0), np.int64) if pair is None else pair[:, np.argsort(pair[0], kind="stable")]
+
+    def of(self, source: Ids) -> tuple[Ids, Ids]:
+        """The items known to each of `source` (int64[n]): (indptr int64[n+1], items, ascending of each)."""
+        if self._dataset is not None and self._dataset.manifest.undirected:
+            graph = self._dataset.graph
+            count = graph.degree(source)
+            indptr = np.concatenate([[0], np.cumsum(count)])
+            slot = np.repeat(graph.indptr[source] - indptr[:-1], count) + np.arange(int(indptr[-1]))
+            return _sorted(np.repeat(np.arange(len(source)), count), np.asarray(graph.indices[slot], np.int64), len(source))
+        order = np.argsort(source, kind="stable")
+        if self._dataset is None:
+            first, last = (np.searchsorted(self._pair[0], source, side) for side in ("left", "right"))
+            at = np.repeat(np.arange(len(source)), last - first)
+            begin = np.repeat(first - np.concatenate([[0], np.cumsum(last - first)[:-1]]), last - first)
+            return _sorted(at, self._pair[1, begin + np.arange(len(at))], len(source))
+        found = [self._from_edges(source[order], order, *piece) for piece in _pieces(self._dataset)]
+        none = np.empty(0, np.int64)
+        at, node = (np.concatenate([none, *(pair[end] for pair in found)]) for end in (0, 1))
+        return _sorted(at, node, len(source))
+
+    @staticmethod
+    def _from_edges(ascending: Ids, order: Ids, src: Ids, dst: Ids) -> tuple[Ids, Ids]:
+        """(places among the sources, destinations) of the edges that begin at one of them."""
+        first, last = (np.searchsorted(ascending, src, side) for side in ("left", "right"))
+        count = last - first
+        begin = np.repeat(first - (np.cumsum(count) - count), count)
+        return order[begin + np.arange(int(count.sum()))], np.repeat(dst, count)
+
+
+def _pieces(ds: Dataset) -> Any:
+    """(sources, destinations) of all edges, a piece at a time, in order of slots."""
+    graph = ds.graph
+    for start in range(0, graph.num_edges, _EDGES_AT_ONCE):
+        stop = min(start + _EDGES_AT_ONCE, graph.num_edges)
+        slot = np.arange(start, stop)
+        yield np.asarray(graph.indices[start:stop], np.int64), np.searchsorted(graph.indptr, slot, side="right") - 1
+
+
+def _sorted(at: Ids, node: Ids, count: int) -> tuple[Ids, Ids]:
+    order = np.lexsort((node, at))
+    return np.searchsorted(at[order], np.arange(count + 1)), node[order]
+
+
+def _known_of(known: Any, num_nodes: int) -> KnownLinks:
+    if known is None:
+        return KnownLinks(None)
+    if isinstance(known, Dataset):
+        if known.num_nodes != num_nodes:
+            raise ConfigError(f"known has {known.num_nodes} nodes and rows are of {num_nodes}: give the data set they are of")
+        return KnownLinks(None, known)
+    pair = known.detach().cpu().numpy() if isinstance(known, Tensor) else np.asarray(known)
+    if pair.ndim != 2 or pair.shape[0] != 2 or (pair.dtype.kind not in "iu" and pair.size):
+        raise ConfigError(f"known must be a data set or pairs [2, e] of whole numbers, not {pair.dtype}{list(pair.shape)}")
+    return KnownLinks(pair.astype(np.int64))
+
+
+def _ids(given: Any, name: str, num_nodes: int) -> Ids:
+    if given is None:
+        return np.arange(num_nodes)
+    ids = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    if ids.ndim != 1 or (ids.dtype.kind not in "iu" and len(ids)):
+        raise ConfigError(f"{name} must be node ids in one dimension, not {ids.dtype}{list(ids.shape)}")
+    wrong = (ids < 0) | (ids >= num_nodes)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise InputError(f"{name}[{at}] is {ids[at]}, which is no node: there are rows 0..{num_nodes - 1}")
+    return ids.astype(np.int64)
+
+
+def _rows_of(rows: Any) -> tuple[Rows, bool]:
+    """`rows` as Rows, and whether they were opened here."""
+    written = getattr(rows, "path", None)
+    if isinstance(rows, str | os.PathLike) or isinstance(written, Path):
+        path = Path(written or rows)
+        if not ((path / "zarr.json").exists() or (path / ".zarray").exists()):
+            raise InputError(f"{path} is no Zarr array: write embeddings with `ooc.embed(..., out=...)`")
+        return open_zarr_rows(path.parent, path.name, engine="auto"), True
+    if hasattr(rows, "rows"):
+        return rows.rows, False
+    return ArrayRows(rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)), False
+
+
+@kernel
+def _keep_best(
+    scores: NDArray[np.float32], source: Ids, item: Ids, indptr: Ids, known: Ids, best: Ids, value: NDArray[np.float32]
+) -> bool:
+    """Put a tile's items into the lists of its sources (descending); False for a NaN."""
+    last = best.shape[1] - 1
+    for i in range(scores.shape[0]):
+        at, end = indptr[i], indptr[i + 1]
+        for j in range(scores.shape[1]):
+            while at < end and known[at] < item[j]:
+                at += 1
+            score = scores[i, j]
+            if np.isnan(score):
+                return False
+            if score <= value[i, last] or item[j] == source[i] or (at < end and known[at] == item[j]):
+                continue
+            place = last
+            while place > 0 and value[i, place - 1] < score:
+                value[i, place], best[i, place] = value[i, place - 1], best[i, place - 1]
+                place -= 1
+            value[i, place], best[i, place] = score, item[j]
+    return True

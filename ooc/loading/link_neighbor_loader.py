@@ -1,0 +1,157 @@
+"""`LinkNeighborLoader`: a drop-in for PyG's, over a `Dataset` that need not fit in memory.
+
+A seed is a link; its ends are the sampler's seeds, and all else is as in `ooc.loading.neighbor_loader`: the same stages, read
+strategies and memory. Unlike in PyG, the links to predict carry no messages.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch_geometric.data import Data
+
+from ooc.graph.aggregation import PreAggregation
+from ooc.loading.arguments import (
+    check_numbers,
+    check_pyg_arguments,
+    dataset_of,
+    fanout_of,
+    input_ids_of,
+    weight_column_of,
+)
+from ooc.loading.choose_read_strategy import edges_stay_on_disk
+from ooc.loading.input_links import InputLinks, labels_for, negatives_for, pairs_of, part_of
+from ooc.loading.neighbor_loader import NeighborLoader
+from ooc.loading.ranks import share_of
+from ooc.loading.stages import Order
+from ooc.runtime.memory_plan import MemoryPlan, plan_memory
+from ooc.sampling.edge_split import EdgeSplit
+from ooc.sampling.links import EdgeLookup
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
+
+
+class LinkNeighborLoader(NeighborLoader):
+    """Mini-batches of links with the sampled neighborhoods of their ends, as PyG's LinkNeighborLoader gives them.
+
+    A batch is a `Data` with all fields of NeighborLoader's, over the distinct ends of its links and negatives, ascending, and
+    their sampled neighborhoods; batch_size counts those ends. With binary negatives or none it has edge_label_index
+    int64[2, b + m] (positions in n_id) and edge_label [b + m, ...] (1 and 0, or those given); with triplets src_index and
+    dst_pos_index int64[b] and dst_neg_index int64[b] or [b, amount]. input_id int64[b] are the links' positions.
+
+    The links of a batch, their reverses and other edges between the same two nodes are left out of its edge_index, because a
+    model that receives messages along the link that it is to predict learns nothing else. The fan-out of the ends is drawn from
+    their other edges. PyG leaves them in.
+
+    Args:
+        data: The data set, or the path of a store, which is opened without a memory limit.
+        num_neighbors: In-edges drawn at a node, per hop; -1 takes all.
+        edge_label_index: The links, int[2, k] (sources, destinations); None: all edges of the graph, whose `input_id` is their
+            edge id. They need not be edges of the graph. A part of `edge_split`, "train", "val" or "test": its edges.
+        edge_label: [k, ...], one a link; of all edges in order of edge id. With binary negatives, classes from 0 on become 1
+            and more, as in PyG.
+        neg_sampling: None, "binary" (random pairs of nodes), "triplet" (random destinations of each source), or PyG's
+            `NegativeSampling` or a dict with mode, amount (negatives a link), src_weight and dst_weight ([N], what nodes are
+            drawn in proportion to).
+        neg_sampling_ratio: PyG's older way to ask for binary negatives.
+        exact_negatives: Whether no negative may be an edge of the graph, a link given, or a node with itself.
+        keep_supervision_edges: True leaves the links of a batch in its edge_index, as PyG does.
+        edge_split: Divides the graph's edges into the parts "train", "val" and "test", which `edge_label_index` may name; edges
+            of validation and test are in no batch's edge_index.
+        batch_size: Links of a batch.
+        seed: Of the order, the draws and the negatives; see NeighborLoader. A negative depends on (seed, epoch, link).
+        replace, weight_attr, transform, shuffle, drop_last, num_workers, pin_memory, prefetch_factor, input_id, rank,
+            world_size, device, dtype, features, split_masks, edge_ids, budget, pre_aggregation, sample_threads, read_threads,
+            arguments: As NeighborLoader's.
+
+    Raises:
+        ConfigError: An argument does not fit, or exact negatives are asked for in a graph with all possible edges.
+        InputError: An end of a link is no node; while iterating, there is no exact negative.
+        BudgetError: While iterating, a batch does not fit the memory.
+
+    >>> loader = LinkNeighborLoader(ds, [10, 10], edge_label_index=links, neg_sampling="binary", batch_size=1024, shuffle=True)
+    >>> for batch in loader:
+    ...     src, dst = model(batch.x, batch.edge_index)[batch.edge_label_index]
+    ...     loss = F.binary_cross_entropy_with_logits((src * dst).sum(-1), batch.edge_label)
+    """
+
+    def __init__(
+        self,
+        data: Dataset | Path | str,
+        num_neighbors: Sequence[int],
+        edge_label_index: Any = None,
+        edge_label: Any = None,
+        edge_label_time: Any = None,
+        replace: bool = False,
+        neg_sampling: Any = None,
+        neg_sampling_ratio: float | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Data], Any] | None = None,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        input_id: Any = None,
+        *,
+        exact_negatives: bool = False,
+        keep_supervision_edges: bool = False,
+        edge_split: EdgeSplit | None = None,
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        features: bool = True,
+        split_masks: bool = True,
+        edge_ids: bool = True,
+        budget: MemoryPlan | None = None,
+        pre_aggregation: PreAggregation | None = None,
+        sample_threads: int = 1,
+        read_threads: int = 2,
+        **arguments: Any,
+    ) -> None:
+        own = list(inspect.signature(LinkNeighborLoader).parameters)
+        check_pyg_arguments({"num_workers": num_workers, **arguments}, own, "LinkNeighborLoader")
+        if edge_label_time is not None:
+            raise ConfigError("edge_label_time needs temporal sampling, which is not supported: leave it out")
+        data = dataset_of(data)
+        budget = budget or plan_memory(data)
+        x = data.stored("x") if features and data.num_features else None
+        stay = edges_stay_on_disk(data, x, weight_column_of(data.graph, weight_attr), budget)
+        edges = EdgeLookup(data.graph, data.edge_rows("indices") if stay else None)
+        pair, slots = pairs_of(data, edge_label_index), part_of(edges, edge_label_index, edge_split)
+        count = data.num_edges if pair is None else pair.shape[1]
+        drawn = negatives_for(data, edges, neg_sampling, neg_sampling_ratio, exact_negatives, pair)
+        label, number = labels_for(edge_label, count, drawn), input_ids_of(input_id, count, "links")
+        part = edge_label_index if slots is not None else None
+        links = InputLinks(edges, data.graph, pair, slots, part, edge_split, label, number, drawn, not keep_supervision_edges)
+        share = share_of(seed, rank, world_size, own_ids=links.is_array, in_order=not shuffle)
+        order = Order(links, batch_size, shuffle, drop_last=drop_last, **share._asdict())
+        check_numbers(order, sample_threads=sample_threads, read_threads=read_threads)
+        self._set_up(
+            data,
+            order,
+            (fanout_of(num_neighbors), replace, weight_attr),
+            (sample_threads, read_threads),
+            transform=transform,
+            pin_memory=pin_memory,
+            prefetch=(prefetch_factor, num_workers),
+            device=device,
+            dtype=dtype,
+            features=features,
+            split_masks=split_masks,
+            edge_ids=edge_ids,
+            split_seeds=False,
+            budget=budget,
+            pre_aggregation=pre_aggregation,
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(fanout={self._sampling[0]}, links={self.num_seeds}, batches={len(self)})"
+
+    def _identity(self) -> dict[str, Any]:
+        return {**super()._identity(), "mode": "link_neighbor"}

@@ -1,0 +1,82 @@
+"""A random split of edges that is stored nowhere: each edge's part is a function of the seed and of its two ends."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc.runtime.keyed_random import Purpose, key
+from ooc.sampling.kernels import stream_of, uniform
+from ooc.stores.arrays.members import Members
+from ooc.stores.arrays.rows import Ids
+from ooc.stores.errors import ConfigError
+from ooc.stores.jit import kernel
+
+PARTS = ("train", "val", "test")
+
+
+class HeldOut(NamedTuple):
+    """Edges that carry no messages: those of which `pair_number(key, source, destination)` is below `share`."""
+
+    key: np.uint64
+    share: float
+
+
+@dataclass(frozen=True)
+class EdgeSplit:
+    """Edges divided at random into training, validation and test.
+
+    An edge, its reverse and other edges between the same two nodes are in the same part. Nothing is stored.
+
+    Args:
+        val, test: Shares of the edges, 0 or more, together below 1.
+        seed: Which split.
+
+    Raises:
+        ConfigError: The shares are no such numbers.
+
+    >>> split = EdgeSplit(val=0.1, test=0.2, seed=0)
+    >>> loader = LinkNeighborLoader(ds, [10, 10], "train", edge_split=split, neg_sampling="binary", batch_size=1024)
+    """
+
+    val: float = 0.1
+    test: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.val >= 0 and self.test >= 0 and self.val + self.test < 1):
+            raise ConfigError(f"val and test must be 0 or more and together below 1, not {self.val} and {self.test}")
+
+    @property
+    def held_out(self) -> HeldOut:
+        """The edges of validation and test."""
+        return HeldOut(np.uint64(key(self.seed, Purpose.SPLIT)), self.val + self.test)
+
+    def parts(self, src: Ids, dst: Ids) -> NDArray[np.int8]:
+        """The part of each edge (int64[k] ends), as its position in ("train", "val", "test"): int8[k]."""
+        part = np.empty(len(src), np.int8)
+        _parts(self.held_out.key, src, dst, self.val, self.val + self.test, part)
+        return part
+
+    def members(self, edges: Iterator[tuple[Ids, Ids]], count: int) -> dict[str, Members]:
+        """The slots of each part; edges: the ends of all slots in order, piece by piece; count: of the slots."""
+        part, at = np.empty(count, np.int8), 0
+        for src, dst in edges:
+            part[at : at + len(src)] = self.parts(src, dst)
+            at += len(src)
+        return {name: Members.of(part, number) for number, name in enumerate(PARTS)}
+
+
+@kernel
+def pair_number(key: np.uint64, a: int, b: int) -> float:
+    """A number in [0, 1) of two nodes in either order."""
+    return uniform(stream_of(stream_of(key, min(a, b)), max(a, b)), 0)
+
+
+@kernel
+def _parts(key: np.uint64, src: Ids, dst: Ids, val: float, held_out: float, part: NDArray[np.int8]) -> None:
+    for i in range(len(src)):
+        number = pair_number(key, src[i], dst[i])
+        part[i] = 1 if number < val else (2 if number < held_out else 0)

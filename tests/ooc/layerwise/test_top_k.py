@@ -1,0 +1,104 @@
+"""The best items of every source against a sort of all scores."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+
+import ooc
+from ooc.layerwise import top_k as module
+from ooc.models.edge_decoders import DistMultDecoder, MLPDecoder
+from ooc.stores.errors import BudgetError, ConfigError, InputError, OocError
+from tests.conftest import MakeStore
+
+N, WIDTH = 90, 4
+
+
+@pytest.fixture
+def rows() -> np.ndarray:
+    """Small whole numbers: scores are exact, and many are equal."""
+    return np.random.default_rng(0).integers(-2, 3, (N, WIDTH)).astype(np.float32)
+
+
+def expected(scores: np.ndarray, sources: Any, items: Any, known: set[tuple[int, int]], k: int) -> list[list[int]]:
+    """By descending score, then by id."""
+    best = []
+    for u in sources:
+        allowed = [v for v in items if v != u and (u, v) not in known]
+        best.append(sorted(allowed, key=lambda v, u=u: (-scores[u, v], v))[:k])
+    return best
+
+
+def lists(found: Any) -> list[list[int]]:
+    return [[v for v in row if v >= 0] for row in found.item.tolist()]
+
+
+@pytest.fixture
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SOURCES", 7)
+    monkeypatch.setattr(module, "ITEMS", 11)
+    monkeypatch.setattr(module, "_EDGES_AT_ONCE", 50)
+
+
+@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.parametrize("undirected", [False, True])
+def test_the_lists_are_those_of_a_sort(rows: np.ndarray, make_store: MakeStore, undirected: bool) -> None:
+    src, dst = np.random.default_rng(1).integers(0, N, (2, 500))
+    if undirected:
+        src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
+    scores, links = rows @ rows.T, set(zip(src.tolist(), dst.tolist(), strict=True))
+    sources, items = np.array([5, 80, 5, 2, *range(30, 50)]), np.arange(20, 85)
+    with ooc.open(make_store(num_nodes=N, src=src, dst=dst, undirected=undirected)) as ds:
+        assert ds.manifest.undirected == undirected
+        for known in (ds, np.stack([src, dst]), torch.from_numpy(np.stack([src, dst]))):
+            found = ooc.top_k(rows, 9, sources=sources, items=items, known=known)
+            assert lists(found) == expected(scores, sources, items, links, 9)
+            assert np.array_equal(found.source, sources)
+            assert np.array_equal(found.score, np.take_along_axis(scores[sources], found.item, 1))
+    every = ooc.top_k(torch.from_numpy(rows), N + 5)
+    assert lists(every) == expected(scores, range(N), range(N), set(), N + 5)
+    assert (every.item[:, -6:] == -1).all()
+    assert (every.score[:, -6:] == -np.inf).all()
+
+
+@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.parametrize("decoder", [MLPDecoder(WIDTH), DistMultDecoder(WIDTH)])
+def test_decoders_and_rows_on_disk(rows: np.ndarray, tmp_path: Path, decoder: torch.nn.Module) -> None:
+    zarr.create_array(tmp_path / "rows.zarr", data=rows)
+    x = torch.from_numpy(rows)
+    with torch.no_grad():
+        scores = decoder(x[:, None], x[None]).numpy()
+    found = ooc.top_k(tmp_path / "rows.zarr", 3, decoder=decoder)
+    np.testing.assert_allclose(found.score, -np.sort(-np.where(np.eye(N, dtype=bool), -np.inf, scores))[:, :3], rtol=1e-5)
+    np.testing.assert_allclose(found.score, np.take_along_axis(scores, found.item, 1), rtol=1e-5)
+
+
+def test_the_lists_do_not_depend_on_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SOURCES", 32)
+    rows = np.random.default_rng(3).standard_normal((N, 16), dtype=np.float32)
+    whole = ooc.top_k(rows, 5)
+    monkeypatch.setattr(module, "_group_of", lambda *_: 32)
+    parts = ooc.top_k(rows, 5)
+    assert all(np.array_equal(a, b) for a, b in zip(whole, parts, strict=True))
+
+
+def test_what_does_not_fit_is_refused(rows: np.ndarray, make_store: MakeStore, tmp_path: Path) -> None:
+    with ooc.open(make_store(num_nodes=9, num_edges=20)) as other:
+        for given, error, words in (
+            ({"rows": rows.astype(int)}, ConfigError, "must be embeddings"),
+            ({"k": 0}, ConfigError, "k must be a whole number"),
+            ({"sources": [0, N]}, InputError, rf"sources\[1\] is {N}, which is no node"),
+            ({"items": [0.5]}, ConfigError, "items must be node ids"),
+            ({"decoder": "mlp"}, ConfigError, "has parameters: give the trained module"),
+            ({"decoder": "cosine"}, ConfigError, "decoder 'cosine' is unknown"),
+            ({"known": other}, ConfigError, f"known has 9 nodes and rows are of {N}"),
+            ({"known": np.zeros((3, 2), int)}, ConfigError, r"pairs \[2, e\]"),
+            ({"rows": tmp_path / "none.zarr"}, InputError, "is no Zarr array"),
+            ({"memory": "1MB"}, BudgetError, "sources at a time takes .* of memory, more than 1 MB"),
+            ({"rows": np.full((N, 2), np.nan, np.float32)}, OocError, "scored a pair with NaN"),
+        ):
+            with pytest.raises(error, match=words):
+                ooc.top_k(**{"rows": rows, "k": 2, **given})

@@ -1,0 +1,40 @@
+"""Decoders of pairs against the formulas, broadcast or pair by pair."""
+
+import pytest
+import torch
+from torch import nn
+
+from ooc.models.edge_decoders import DistMultDecoder, DotDecoder, MLPDecoder, make_decoder
+from ooc.stores.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", ["dot", "mlp", "distmult"])
+def test_shared_destinations_are_scored_as_pairs_are(name: str) -> None:
+    decoder = make_decoder(name, 6)
+    src, dst = torch.randn(4, 6), torch.randn(5, 6)
+    every = decoder(src[:, None], dst[None])
+    pairs = decoder(src.repeat_interleave(5, 0), dst.repeat(4, 1)).view(4, 5)
+    torch.testing.assert_close(every, pairs)
+    torch.testing.assert_close(decoder.every(src, dst), pairs)
+    assert decoder(src[:0], src[:0]).shape == (0,)
+
+
+def test_they_are_their_formulas() -> None:
+    src, dst = torch.randn(7, 3), torch.randn(7, 3)
+    torch.testing.assert_close(DotDecoder()(src, dst), torch.einsum("id,id->i", src, dst))
+    mlp = MLPDecoder(3, hidden=5).eval()
+    joined = nn.Linear(6, 5)
+    joined.weight.data = torch.cat([mlp.src.weight, mlp.dst.weight], 1)
+    joined.bias.data = mlp.src.bias.data
+    torch.testing.assert_close(mlp(src, dst), mlp.out(joined(torch.cat([src, dst], -1)).relu()).view(-1))
+    assert not torch.allclose(mlp(src, dst), mlp(dst, src))
+    kind = torch.tensor([0, 1, 1, 0, 1, 0, 0])
+    distmult = DistMultDecoder(3, num_relations=2)
+    expected = torch.stack([s @ torch.diag(distmult.relation[k]) @ d for s, d, k in zip(src, dst, kind, strict=True)])
+    torch.testing.assert_close(distmult(src, dst, kind), expected)
+    torch.testing.assert_close(distmult(src, dst)[kind == 0], expected[kind == 0])
+
+
+def test_an_unknown_decoder_is_refused() -> None:
+    with pytest.raises(ConfigError, match="decoder 'cosine' is unknown: use one of dot, mlp, distmult"):
+        make_decoder("cosine", 4)
