@@ -19,7 +19,7 @@ from ooc.stores.arrays.zarr_rows import open_zarr_rows
 from ooc.stores.bounds import check_nodes
 from ooc.stores.errors import InputError, StoreError
 from ooc.stores.io.segments import forget
-from ooc.stores.manifest import EDGE, Manifest, TimeUnit
+from ooc.stores.manifest import Manifest, TimeUnit
 
 _PAGE_BYTES = 4096
 _MOST_SEARCHES = 256
@@ -82,7 +82,7 @@ class Events:
         self.unit: TimeUnit = manifest.time.unit
         self.dtype: np.dtype[Any] = np.dtype(manifest.time.dtype)
         self.count = manifest.time.events
-        folder = path / names.edge_array("", EDGE)
+        folder = path / names.edge_array("")
         features = set(arrays_in(folder))
         features |= {name for each in manifest.edge_types for name in each.arrays}
         paths = {name: names.event_array(name) for name in ("src", "dst", "time", *(["weight"] if manifest.weighted else []))}

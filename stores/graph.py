@@ -51,22 +51,32 @@ class Graph:
     """float32[k]: weight of each edge of `self_loops`, in slot order per node; None for an unweighted graph"""
     parts: Ints | None = None
     """int64[P+1], ascending from 0 to N: part p is nodes parts[p]..parts[p+1]-1, with most edges inside; None without parts"""
+    sources: int | None = None
+    """number of sources of a bipartite graph, which are nodes of another type; None if sources and destinations are the same
+    nodes"""
 
     @classmethod
-    def from_arrays(cls, indptr: Any, indices: Any, columns: Mapping[str, Any] | None = None, parts: Any = None) -> "Graph":
+    def from_arrays(
+        cls,
+        indptr: Any,
+        indices: Any,
+        columns: Mapping[str, Any] | None = None,
+        parts: Any = None,
+        num_sources: int | None = None,
+    ) -> "Graph":
         """Build a graph in memory from CSC arrays; self-loops and weight sums are derived (`columns["weight"]`).
 
-        `indptr` is [N+1], `indices` [E], `columns` name -> [E], `parts` [P+1] or None. Raises InputError if shapes or ids do
-        not fit.
+        `indptr` is [N+1], `indices` [E], `columns` name -> [E], `parts` [P+1] or None; `num_sources` is given for a bipartite
+        graph. Raises InputError if shapes or ids do not fit.
         """
         indptr = np.ascontiguousarray(indptr, dtype=np.int64)
         indices = np.ascontiguousarray(indices)
         arrays = {name: np.ascontiguousarray(column) for name, column in (columns or {}).items()}
-        _check(indptr, indices, arrays)
         num_nodes = len(indptr) - 1
-        indices = indices.astype(index_dtype(num_nodes), copy=False)
+        _check(indptr, indices, arrays, num_nodes if num_sources is None else num_sources)
+        indices = indices.astype(index_dtype(num_nodes if num_sources is None else num_sources), copy=False)
         target = np.repeat(np.arange(num_nodes), np.diff(indptr))
-        loop = target == indices
+        loop = (target == indices) & (num_sources is None)
         total = loop_weight = None
         if "weight" in arrays:
             arrays["weight"] = arrays["weight"].astype(np.float32, copy=False)
@@ -74,27 +84,50 @@ class Graph:
             loop_weight = arrays["weight"][loop]
         if parts is not None:
             parts = check_parts(np.ascontiguousarray(parts, np.int64), num_nodes)
-        return cls(indptr, indices, arrays, target[loop], total, loop_weight, parts)
+        return cls(indptr, indices, arrays, target[loop], total, loop_weight, parts, num_sources)
 
     @classmethod
-    def from_edges(cls, src: Any, dst: Any, num_nodes: int, *, parts: Any = None, **columns: Any) -> "Graph":
+    def from_edges(
+        cls, src: Any, dst: Any, num_nodes: int, *, num_sources: int | None = None, parts: Any = None, **columns: Any
+    ) -> "Graph":
         """Build a graph in memory from edges in input order; adds the column `edge_id`.
 
-        `src` and `dst` are int[E], `parts` [P+1] or None, `columns` [E] each. Slots are in canonical order (destination, edge
-        id).
+        Args:
+            src: Sources, int[E].
+            dst: Destinations, int[E].
+            num_nodes: Number of nodes, of a bipartite graph that of destinations.
+            num_sources: Number of sources of a bipartite graph; None if sources and destinations are the same nodes.
+            parts: [P+1] or None.
+            **columns: An entry for each edge, [E]: `weight`, `time`, ...
+
+        Returns:
+            The graph. Slots are in canonical order (destination, time, edge id).
+
+        Raises:
+            InputError: If sizes or nodes do not fit.
+
+        >>> graph = Graph.from_edges([0, 5], [1, 1], num_nodes=2, num_sources=6)
+        >>> graph.num_sources, graph.indices
+        (6, array([0, 5], dtype=int32))
         """
         src, dst = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
         if len(src) != len(dst) or (len(dst) and not 0 <= dst.min() <= dst.max() < num_nodes):
             raise InputError(f"edges need as many sources as destinations, all in 0..{num_nodes - 1}")
-        order = np.argsort(dst, kind="stable")
+        order = np.lexsort((np.asarray(columns["time"]), dst)) if "time" in columns else np.argsort(dst, kind="stable")
         indptr = np.zeros(num_nodes + 1, np.int64)
         np.cumsum(np.bincount(dst, minlength=num_nodes), out=indptr[1:])
         sorted_columns = {name: np.asarray(column)[order] for name, column in columns.items()}
-        return cls.from_arrays(indptr, src[order], {"edge_id": order, **sorted_columns}, parts)
+        return cls.from_arrays(indptr, src[order], {"edge_id": order, **sorted_columns}, parts, num_sources)
 
     @property
     def num_nodes(self) -> int:
+        """Number of nodes, of a bipartite graph that of destinations."""
         return len(self.indptr) - 1
+
+    @property
+    def num_sources(self) -> int:
+        """Number of nodes that `indices` are of: of the source type in a bipartite graph, else `num_nodes`."""
+        return self.num_nodes if self.sources is None else self.sources
 
     @property
     def num_edges(self) -> int:
@@ -182,13 +215,13 @@ def check_parts(parts: Ints, num_nodes: int) -> Ints:
     return parts
 
 
-def _check(indptr: Ints, indices: NDArray[Any], columns: Mapping[str, NDArray[Any]]) -> None:
+def _check(indptr: Ints, indices: NDArray[Any], columns: Mapping[str, NDArray[Any]], num_sources: int) -> None:
     if indptr.ndim != 1 or not len(indptr) or indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
         raise InputError(f"indptr must ascend from 0 to the number of edges, {len(indices)}")
     if len(indices) and (indices.ndim != 1 or indices.dtype.kind not in "iu"):
         raise InputError(f"indices must be one-dimensional integers, not {indices.dtype}{list(indices.shape)}")
-    if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(indptr) - 1:
-        raise InputError(f"indices must be nodes 0..{len(indptr) - 2}, but span {indices.min()}..{indices.max()}")
+    if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < num_sources:
+        raise InputError(f"indices must be nodes 0..{num_sources - 1}, but span {indices.min()}..{indices.max()}")
     for name, column in columns.items():
         if column.shape != indices.shape:
             raise InputError(f"column {name!r} has shape {column.shape}; it needs one entry for each of {len(indices)} edges")

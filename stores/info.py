@@ -9,7 +9,7 @@ from ooc.stores.arrays.encoding import encoding_of
 from ooc.stores.arrays.zarr_rows import open_zarr_rows
 from ooc.stores.fingerprints import array_names, fingerprint
 from ooc.stores.growth.delta import Appended, reading
-from ooc.stores.manifest import arrays_of, read_manifest, version_of
+from ooc.stores.manifest import Manifest, arrays_of, read_manifest, version_of
 
 
 def describe(path: Path | str) -> dict[str, Any]:
@@ -27,15 +27,23 @@ def describe(path: Path | str) -> dict[str, Any]:
     arrays = {name: _array(path, name) for name in array_names(path)}
     return {
         "path": str(store),
-        **manifest.model_dump(mode="json"),
-        "splits": dict(manifest.node_type().splits),
-        "has_ids": manifest.node_type().id_kind is not None,
+        **_described(manifest),
         "arrays": arrays,
         "bytes": sum(each["bytes"] for each in arrays.values()) + _ids_bytes(path),
         "fingerprint": fingerprint(path),
         "appends": len(appends),
         "appended": asdict(sum(appends, Appended())),
     }
+
+
+def _described(manifest: Manifest) -> dict[str, Any]:
+    """The fields of the manifest; of a homogeneous store also those it does not use, and those of its only node type."""
+    found = manifest.as_json()
+    if manifest.is_hetero:
+        return found
+    own = manifest.node_type()
+    types = {name: found[name] for name in ("node_types", "edge_types")}
+    return {**manifest.model_dump(mode="json"), **types, "splits": dict(own.splits), "has_ids": own.id_kind is not None}
 
 
 def _array(path: Path, name: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ooc.stores.errors import StoreError
 from ooc.stores.fingerprints import array_names, file_crc32c
 from ooc.stores.growth.delta import reading
 from ooc.stores.io.working import tidy
-from ooc.stores.manifest import DELTA, Manifest, arrays_of, damaged_metadata, read_manifest, version_of
+from ooc.stores.manifest import DELTA, EdgeType, Manifest, arrays_of, damaged_metadata, read_manifest, version_of
 
 Progress = Callable[[int, int], None]
 """called with (bytes done, total bytes)"""
@@ -109,13 +109,9 @@ def _check_appends(store: Path) -> list[Damage]:
 
 def expected_rows(manifest: Manifest) -> dict[str, int | None]:
     """Rows of every array the manifest lists; None if it does not say how many."""
-    edges = [names.INDICES, *(names.column(name) for name in manifest.columns)]
-    expected: dict[str, int | None] = {names.INDPTR: manifest.num_nodes + 1, **dict.fromkeys(edges, manifest.num_edges)}
-    if manifest.weighted:
-        expected[names.WEIGHT_SUM] = manifest.num_nodes
-    if manifest.has_self_loops:
-        expected[names.SELF_LOOPS] = None
-        expected |= {names.LOOP_WEIGHT: None} if manifest.weighted else {}
+    expected: dict[str, int | None] = {}
+    for edge_type in manifest.edge_types:
+        expected |= _rows_of_graph(manifest, edge_type)
     if manifest.partition is not None:
         expected[names.PARTS] = manifest.partition.parts + 1
     for node_type in manifest.node_types:
@@ -125,8 +121,18 @@ def expected_rows(manifest: Manifest) -> dict[str, int | None]:
         own = ["src", "dst", "time", *(["weight"] if manifest.weighted else []), *([] if manifest.time.sorted else ["input"])]
         expected |= {names.event_array(name): events for name in own}
     for edge_type in manifest.edge_types:
-        expected |= {names.edge_array(name, edge_type.name): events for name in edge_type.arrays}
+        expected |= {names.edge_array(name, edge_type.key): events for name in edge_type.arrays}
     return expected
+
+
+def _rows_of_graph(manifest: Manifest, edge_type: EdgeType) -> dict[str, int | None]:
+    nodes, described = manifest.node_type(edge_type.target).count, edge_type if manifest.is_hetero else manifest
+    rows: dict[str, int | None] = {"indptr": nodes + 1, **dict.fromkeys(["indices", *described.columns], edge_type.count)}
+    if described.weighted:
+        rows["weight_sum"] = nodes
+    if described.has_self_loops:
+        rows |= {"self_loops": None, **({"loop_weight": None} if described.weighted else {})}
+    return {names.graph_array(name, edge_type.key): count for name, count in rows.items()}
 
 
 Step = Iterator[tuple[int, Damage | None]]

@@ -1,7 +1,7 @@
 """The manifest: the typed attributes of a store's Zarr group, and the names of its arrays.
 
-All node types share one id space: a node type is a short sorted list of ranges, an edge type a value of the column `etype`. A
-homogeneous graph has one type each (`Manifest.homogeneous`).
+The rows of each node type count from 0, and each edge type has a CSC of its own. A homogeneous graph is the case of one node
+type and one edge type without names (`Manifest.homogeneous`).
 """
 
 import json
@@ -14,14 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ooc.stores.errors import StoreError
+from ooc.stores.errors import InputError, StoreError
 from ooc.stores.io.atomic import write_file
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""the newest format that can be read: 1 for homogeneous stores, 2 for heterogeneous ones"""
 ATTRIBUTE = "ooc"
 """the manifest's key among the group's attributes; other tools may add their own"""
 NODE = "node"
 EDGE = "edge"
+EdgeKey = tuple[str, str, str]
+"""an edge type as in PyG: (source type, name, target type)"""
+HOMOGENEOUS: EdgeKey = (NODE, EDGE, NODE)
+"""the edge type of a homogeneous store"""
 SPLIT_CODES = {"train": 0, "val": 1, "test": 2}
 """values of the int8 array `split`; -1 for nodes in no split"""
 
@@ -55,9 +60,23 @@ TimeUnit = Literal["s", "ms", "us", "ns"]
 _MEANING = ("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "codecs", "fill_value")
 
 
+def edge_folder(key: EdgeKey) -> str:
+    """Name of an edge type's folder: `edge_folder(("author", "writes", "paper"))` is `"author__writes__paper"`."""
+    return EDGE if key == HOMOGENEOUS else "__".join(key)
+
+
+def graph_array(name: str, key: EdgeKey = HOMOGENEOUS) -> str:
+    """Path of an array of an edge type's CSC in the group; slot columns have one entry per edge in slot order.
+
+    >>> graph_array("indptr"), graph_array("time", ("author", "writes", "paper"))
+    ('graph/indptr', 'graph/author__writes__paper/time')
+    """
+    return f"graph/{name}" if key == HOMOGENEOUS else f"graph/{edge_folder(key)}/{name}"
+
+
 def column(name: str) -> str:
-    """Path of a slot column's array in the group, one entry per edge in slot order."""
-    return f"graph/{name}"
+    """Path of a slot column's array of a homogeneous store: `graph_array` of its only edge type."""
+    return graph_array(name)
 
 
 def node_array(name: str, node_type: str = NODE) -> str:
@@ -70,9 +89,9 @@ def event_array(name: str) -> str:
     return f"{EVENTS}/{name}"
 
 
-def edge_array(name: str, edge_type: str = EDGE) -> str:
+def edge_array(name: str, key: EdgeKey = HOMOGENEOUS) -> str:
     """Path of an edge array in the group, one row per edge id: `edge_array("msg")` is `"edge/edge/msg"`."""
-    return f"edge/{edge_type}/{name}"
+    return f"edge/{edge_folder(key)}/{name}"
 
 
 def split_array(name: str, node_type: str = NODE) -> str:
@@ -113,11 +132,11 @@ class _Part(BaseModel):
 
 
 class NodeType(_Part):
-    """A node type: its ids and arrays."""
+    """A node type: its ids and arrays, and in a heterogeneous store the task of its labels."""
 
     name: str = NODE
-    ranges: list[tuple[int, int]]
-    """ids [lo, hi) of the type's nodes, sorted and disjoint; row r of its arrays is the r-th of them"""
+    ranges: list[tuple[int, int]] = []
+    """[[0, count]] in a homogeneous store, empty in a heterogeneous one"""
     count: int = Field(ge=0)
     id_kind: IdKind | None = None
     """kind of the external ids in ids.lmdb; None if rows are ids"""
@@ -125,17 +144,37 @@ class NodeType(_Part):
     """names of the node arrays written with the store: x, y, split, ..."""
     splits: dict[str, int] = {}
     """number of nodes per split"""
+    task: Task | None = None
+    num_classes: int | None = None
+    class_names: list[str] | None = None
+    """as of the manifest"""
 
     @model_validator(mode="after")
     def _ranges_fit(self) -> Self:
-        ends = [end for pair in self.ranges for end in pair]
-        if ends != sorted(ends) or sum(hi - lo for lo, hi in self.ranges) != self.count:
-            raise ValueError(f"ranges of node type {self.name!r} must be sorted, disjoint and hold {self.count} ids")
+        if self.ranges not in ([], [(0, self.count)]):
+            raise ValueError(f"ranges of node type {self.name!r} must be [[0, {self.count}]]")
         return self
 
 
+class EdgeTime(_Part):
+    """The times of an edge type of a heterogeneous store, a slot column."""
+
+    dtype: Literal["int64", "float64"]
+    unit: TimeUnit = "s"
+    """unit of times; timestamps are microseconds since 1970, UTC"""
+
+
+class Input(_Part):
+    """The input edges of a store, if some of them were dropped."""
+
+    edges: int = Field(ge=0)
+    """including dropped ones: their positions are edge ids, or those of `events/input`"""
+    drop_self_loops: bool = False
+    drop_duplicates: bool = False
+
+
 class EdgeType(_Part):
-    """An edge type: a value of the column `etype` (its position in the list) if there are several."""
+    """An edge type: its ends and arrays, and in a heterogeneous store what the manifest says of a homogeneous graph."""
 
     name: str = EDGE
     source: str = NODE
@@ -143,6 +182,27 @@ class EdgeType(_Part):
     count: int = Field(ge=0)
     arrays: list[str] = []
     """names of the edge arrays, one row per edge id"""
+    columns: list[str] = []
+    has_self_loops: bool = False
+    weighted: bool = False
+    undirected: bool = False
+    input: Input | None = None
+    """as of the manifest"""
+    time: EdgeTime | None = None
+    """None if edges have no time"""
+    reverse_of: EdgeKey | None = None
+    """the edge type whose edges these are in the other direction, with the same edge ids: edge arrays are its"""
+
+    @property
+    def key(self) -> EdgeKey:
+        """(source type, name, target type)."""
+        return self.source, self.name, self.target
+
+    @model_validator(mode="after")
+    def _weights_agree(self) -> Self:
+        if self.weighted != ("weight" in self.columns):
+            raise ValueError(f"edge type {self.name!r} must be weighted if and only if it has the column 'weight'")
+        return self
 
 
 class Time(_Part):
@@ -168,15 +228,6 @@ class Partition(_Part):
     """size of the largest part relative to the mean"""
 
 
-class Input(_Part):
-    """The input edges of a store, if some of them were dropped."""
-
-    edges: int = Field(ge=0)
-    """including dropped ones: their positions are edge ids, or those of `events/input`"""
-    drop_self_loops: bool = False
-    drop_duplicates: bool = False
-
-
 class Manifest(_Part):
     """A store's description, in the attributes of its `zarr.json`.
 
@@ -185,7 +236,7 @@ class Manifest(_Part):
     >>> read_manifest("papers.ooc").num_nodes
     """
 
-    format_version: int = Field(default=FORMAT_VERSION, ge=1)
+    format_version: int = Field(default=1, ge=1)
     node_types: list[NodeType]
     edge_types: list[EdgeType]
     num_nodes: int = Field(ge=0)
@@ -236,12 +287,35 @@ class Manifest(_Part):
         edge = EdgeType(count=num_edges, arrays=sorted(edge_arrays or []))
         return cls(node_types=[node], edge_types=[edge], num_nodes=num_nodes, num_edges=num_edges, **fields)
 
+    @classmethod
+    def heterogeneous(cls, node_types: list[NodeType], edge_types: list[EdgeType], **fields: Any) -> Self:
+        """A manifest of several types; `fields` are further fields of the manifest."""
+        nodes, edges = (sum(each.count for each in types) for types in (node_types, edge_types))
+        types: dict[str, Any] = {"node_types": node_types, "edge_types": edge_types}
+        return cls(format_version=2, **types, num_nodes=nodes, num_edges=edges, **fields)
+
+    @property
+    def is_hetero(self) -> bool:
+        """Whether the types have names: there are several, or the only ones are not those of a homogeneous store."""
+        return [each.name for each in self.node_types] != [NODE] or [each.key for each in self.edge_types] != [HOMOGENEOUS]
+
+    @model_validator(mode="after")
+    def _types_fit(self) -> Self:
+        if self.is_hetero != (self.format_version == 2):
+            raise ValueError("heterogeneous stores, and no others, have format version 2")
+        nodes, edges = [each.name for each in self.node_types], [each.key for each in self.edge_types]
+        if len(set(nodes)) < len(nodes) or len(set(edges)) < len(edges):
+            raise ValueError("a type stands there twice")
+        if unknown := {end for each in self.edge_types for end in (each.source, each.target)} - set(nodes):
+            raise ValueError(f"edge types end in {', '.join(sorted(unknown))}, no node type")
+        if others := {each.reverse_of for each in self.edge_types} - {None, *edges}:
+            raise ValueError(f"there is no edge type {next(iter(others))} to be the reverse of")
+        return self
+
     @model_validator(mode="after")
     def _counts_agree(self) -> Self:
-        ranges = sorted(pair for node_type in self.node_types for pair in node_type.ranges)
-        ends = [end for pair in ranges for end in pair]
-        if ends != sorted(ends) or sum(node_type.count for node_type in self.node_types) != self.num_nodes:
-            raise ValueError(f"the node types must have {self.num_nodes} nodes in total, each once")
+        if sum(node_type.count for node_type in self.node_types) != self.num_nodes:
+            raise ValueError(f"the node types must have {self.num_nodes} nodes in total")
         if sum(edge_type.count for edge_type in self.edge_types) != self.num_edges:
             raise ValueError(f"the edge types must have {self.num_edges} edges in total")
         if self.weighted != ("weight" in self.columns):
@@ -255,19 +329,74 @@ class Manifest(_Part):
                 return node_type
         raise StoreError(f"no node type {name!r}: there are {', '.join(each.name for each in self.node_types)}")
 
+    def edge_type(self, key: EdgeKey = HOMOGENEOUS) -> EdgeType:
+        """Return the edge type of that key. Raises StoreError if there is none."""
+        for edge_type in self.edge_types:
+            if edge_type.key == key:
+                return edge_type
+        there = ", ".join(show_edge_type(each.key) for each in self.edge_types)
+        raise StoreError(f"no edge type {show_edge_type(key)}: there are {there}")
+
     def canonical(self) -> bytes:
         """The manifest as JSON with sorted keys, equal bytes for equal manifests."""
         return json.dumps(self.as_json(), sort_keys=True, separators=(",", ":")).encode()
 
     def as_json(self) -> dict[str, Any]:
         """The manifest as in `zarr.json`: fields added after format 1 only if the store uses them."""
-        later = {"class_names": None, "partition": None, "order": "input", "time": None, "input": None}
-        plain = {name for name, value in later.items() if getattr(self, name) == value}
-        data = self.model_dump(mode="json", exclude=plain)
-        for edge_type in data["edge_types"]:
-            if not edge_type["arrays"]:
-                del edge_type["arrays"]
+        plain = {name for name, value in _LATER.items() if getattr(self, name) == value}
+        data = self.model_dump(mode="json", exclude=plain | (_OF_TYPES if self.is_hetero else set()))
+        for of_types, later in (("node_types", _LATER_OF_NODES), ("edge_types", _LATER_OF_EDGES)):
+            data[of_types] = [
+                {key: value for key, value in each.items() if (key, value) not in later} for each in data[of_types]
+            ]
         return data
+
+
+_LATER = {"class_names": None, "partition": None, "order": "input", "time": None, "input": None}
+_LATER_OF_NODES: list[tuple[str, Any]] = [("ranges", []), ("task", None), ("num_classes", None), ("class_names", None)]
+_LATER_OF_EDGES: list[tuple[str, Any]] = [
+    *(("arrays", []), ("columns", []), ("has_self_loops", False), ("weighted", False), ("undirected", False)),
+    *(("input", None), ("time", None), ("reverse_of", None)),
+]
+"""fields added after format 1, and their values in stores that do not use them"""
+_OF_TYPES = {"columns", "has_self_loops", "weighted", "undirected", "task", "num_classes"}
+"""fields of a homogeneous store that a heterogeneous one has by type"""
+
+
+def check_type_name(name: str, what: str = "node type") -> str:
+    """Return the name of a type if it can be one. Raises InputError otherwise.
+
+    >>> check_type_name("field_of_study")
+    'field_of_study'
+    """
+    wrong = name.startswith(("_", ".")) or name.endswith("_") or "__" in name or any(each in name for each in ":=/\\")
+    if not name or wrong or not name.isprintable() or len(name.encode()) > _NAME_BYTES:
+        raise InputError(
+            f"{what} {name[:60]!r}: a name has 1 to {_NAME_BYTES} bytes, without ':', '=', '/' and '__', and does not begin "
+            "with '_' or '.' or end with '_'; choose another"
+        )
+    return name
+
+
+_NAME_BYTES = 80
+"""so that the folder of an edge type has a name that file systems take"""
+
+
+def parse_edge_type(text: str) -> EdgeKey:
+    """Parse an edge type as on the command line. Raises InputError if it is none.
+
+    >>> parse_edge_type("author:writes:paper")
+    ('author', 'writes', 'paper')
+    """
+    parts = text.split(":")
+    if len(parts) != 3:
+        raise InputError(f"edge type {text[:60]!r}: write it SOURCE:NAME:TARGET, as in author:writes:paper")
+    return check_type_name(parts[0]), check_type_name(parts[1], "edge type"), check_type_name(parts[2])
+
+
+def show_edge_type(key: EdgeKey) -> str:
+    """An edge type in messages and on the command line: `"author:writes:paper"`."""
+    return ":".join(key)
 
 
 def write_manifest(path: Path | str, manifest: Manifest) -> None:

@@ -31,6 +31,7 @@ FLOORS = (
 """Packages of `ooc/` from the top floor down: each imports only what stands below its floor."""
 STORE_FLOORS = (
     ("dataset", "info", "integrity"),
+    ("edge_set", "node_set"),
     ("growth",),
     ("ingest",),
     ("build",),

@@ -169,19 +169,7 @@ def _info_lines(fields: dict[str, Any]) -> list[str]:
 
     lines = [
         f"{fields['path']}: {fields['num_nodes']:,} nodes, {fields['num_edges']:,} edges, {format_bytes(fields['bytes'])}",
-        f"  task         {fields['task'] or 'none'}" + (f", {_classes(fields)}" if fields["num_classes"] else ""),
-        "  splits       " + (", ".join(f"{name} {count:,}" for name, count in fields["splits"].items()) or "none"),
-        f"  ids          {'external (ids.lmdb)' if fields['has_ids'] else 'rows'}",
-        f"  edges        {'undirected' if fields['undirected'] else 'directed'}, {'' if fields['weighted'] else 'un'}weighted, "
-        f"{'with' if fields['has_self_loops'] else 'without'} self-loops",
-        *([f"  parts        {_parts(fields['partition'])}"] if fields.get("partition") else []),
-        *([f"  events       {fields['time']['events']:,}, {_time(fields['time'])}"] if fields.get("time") else []),
-        *(["  order        by degree, the sources of most edges first"] if fields["order"] == "degree" else []),
-        *(
-            [f"  appended     {_appended(fields['appended'])}; not counted above, see `ooc compact`"]
-            if fields["appends"]
-            else []
-        ),
+        *(_lines_of_types(fields) if fields["format_version"] == 2 else _lines_of_graph(fields)),
         f"  format       {fields['format_version']}",
         f"  fingerprint  {fields['fingerprint']}",
         "  arrays",
@@ -192,9 +180,51 @@ def _info_lines(fields: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _lines_of_graph(fields: dict[str, Any]) -> list[str]:
+    return [
+        f"  task         {fields['task'] or 'none'}" + (f", {_classes(fields)}" if fields["num_classes"] else ""),
+        "  splits       " + (", ".join(f"{name} {count:,}" for name, count in fields["splits"].items()) or "none"),
+        f"  ids          {'external (ids.lmdb)' if fields['has_ids'] else 'rows'}",
+        f"  edges        {_directions(fields)}",
+        *([f"  parts        {_parts(fields['partition'])}"] if fields.get("partition") else []),
+        *([f"  events       {fields['time']['events']:,}, {_time(fields['time'])}"] if fields.get("time") else []),
+        *(["  order        by degree, the sources of most edges first"] if fields["order"] == "degree" else []),
+        *(
+            [f"  appended     {_appended(fields['appended'])}; not counted above, see `ooc compact`"]
+            if fields["appends"]
+            else []
+        ),
+    ]
+
+
+def _lines_of_types(fields: dict[str, Any]) -> list[str]:
+    """A line for each type of nodes and edges of a heterogeneous store."""
+    lines = ["  node types"]
+    for own in fields["node_types"]:
+        parts = [f"{own['count']:,} nodes", *([f"{own['task']}, {_classes(own)}"] if own.get("task") else [])]
+        parts += [f"{name} {count:,}" for name, count in own["splits"].items()]
+        lines.append(f"    {own['name']:<24} " + ", ".join([*parts, *(["external ids"] if own["id_kind"] else [])]))
+    lines.append("  edge types")
+    for own in fields["edge_types"]:
+        back = own.get("reverse_of")
+        parts = [f"{own['count']:,} edges", _directions(own), *([f"times in {own['time']['unit']}"] if own.get("time") else [])]
+        lines.append(f"    {_shown(own):<24} " + ", ".join([*parts, *([f"reverse of {':'.join(back)}"] if back else [])]))
+    return lines
+
+
+def _shown(edge_type: dict[str, Any]) -> str:
+    return ":".join(edge_type[part] for part in ("source", "name", "target"))
+
+
+def _directions(edges: dict[str, Any]) -> str:
+    """Describe the edges of a type; fields that are not there have their defaults."""
+    weighted, loops = "" if edges.get("weighted") else "un", "with" if edges.get("has_self_loops") else "without"
+    return f"{'undirected' if edges.get('undirected') else 'directed'}, {weighted}weighted, {loops} self-loops"
+
+
 def _classes(fields: dict[str, Any]) -> str:
     """The number of classes or targets and, if they have names, the first of these."""
-    count, names = fields["num_classes"], fields["class_names"] or []
+    count, names = fields["num_classes"], fields.get("class_names") or []
     targets = "target" if count == 1 else "targets"
     what = {"multilabel": "labels", "regression": targets}.get(fields["task"], "classes")
     shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

@@ -53,6 +53,7 @@ def dimensions(name: str, ndim: int) -> tuple[str, ...]:
     >>> dimensions("node/node/x", 2), dimensions("graph/indices", 1)
     (('node', 'x_column'), ('slot',))
     """
+    name = _of_any_type(name)
     top, _, leaf = name.partition("/")[0], *name.rpartition("/")[1:]
     if top == "checksums":
         first = f"{leaf}_chunk"
@@ -70,6 +71,7 @@ def described(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     >>> described("node/node/x", {"ooc_dtype": "int8", "ooc_scale": "x_scale"})["description"]
     'int8: the value in column j is x[:, j] * x_scale[j]'
     """
+    name = _of_any_type(name)
     leaf = name.rpartition("/")[2]
     text = _DESCRIPTIONS.get(name) or (_DESCRIPTIONS.get(leaf) if name.startswith("node/") else None)
     if attributes.get(SCALE) is not None:
@@ -79,6 +81,11 @@ def described(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     elif name.startswith("checksums/"):
         text = f"crc32c of each inner chunk of {name.removeprefix('checksums/')}, as stored"
     return dict(attributes) if text is None else {DESCRIPTION: text, **attributes}
+
+
+def _of_any_type(name: str) -> str:
+    """The array of a homogeneous graph that is one of an edge type: "graph/author__writes__paper/indptr" is "graph/indptr"."""
+    return f"graph/{name.rpartition('/')[2]}" if name.startswith("graph/") else name
 
 
 def write_placeholder(folder: Path, text: str) -> None:

@@ -77,7 +77,9 @@ def append(spec: AppendSpec, progress: Progress = silent) -> AppendResult:
 def refuse(path: Path, manifest: Manifest) -> None:
     """Raise ConfigError for a store that cannot grow and keep its properties."""
     why = None
-    if manifest.partition is not None:
+    if manifest.is_hetero:
+        why = "is heterogeneous"
+    elif manifest.partition is not None:
         why = f"numbers its nodes by {manifest.partition.parts} parts of the graph, which new edges change"
     elif manifest.order != "input":
         why = f"numbers its nodes by {manifest.order}, which new edges change"
@@ -87,8 +89,6 @@ def refuse(path: Path, manifest: Manifest) -> None:
         why = f"has the edge columns {', '.join(manifest.columns) or 'none'}, not those of an ingest"
     elif manifest.time is None and manifest.edge_types[0].arrays:
         why = f"has edge features ({', '.join(manifest.edge_types[0].arrays)}) and no times"
-    elif len(manifest.node_types) != 1 or len(manifest.edge_types) != 1:
-        why = "has several types of nodes or edges"
     if why:
         raise ConfigError(f"nothing can be appended to {path}: it {why}; ingest everything anew")
 

@@ -68,7 +68,8 @@ def resplit(
     path = Path(path)
     if (shares is None) == (not files):
         raise ConfigError("give either `random_split`, or `train`, `val` and `test`")
-    read_manifest(path)  # a folder that is no store gets no locks
+    if read_manifest(path).is_hetero:  # a folder that is no store gets no locks
+        raise ConfigError(f"{path} is heterogeneous: its node types are given splits when it is ingested")
     with alone(path, "growth", wait=False), alone(path, "view", wait=True):
         version = version_of(path)
         root = arrays_of(path, version)

@@ -9,8 +9,18 @@ import pytest
 import zarr
 from pydantic import ValidationError
 
-from ooc.stores.errors import StoreError
-from ooc.stores.manifest import FORMAT_VERSION, EdgeType, Manifest, NodeType, label_dtype, read_manifest, write_manifest
+from ooc.stores.errors import InputError, StoreError
+from ooc.stores.manifest import (
+    FORMAT_VERSION,
+    EdgeType,
+    Manifest,
+    NodeType,
+    check_type_name,
+    label_dtype,
+    parse_edge_type,
+    read_manifest,
+    write_manifest,
+)
 
 
 def sample() -> Manifest:
@@ -79,25 +89,71 @@ def test_what_is_no_store_says_so(tmp_path: Path) -> None:
         read_manifest(tmp_path / "other")
 
 
-def test_several_types_share_one_id_space() -> None:
-    types = [NodeType(name="a", ranges=[(0, 2), (5, 6)], count=3), NodeType(name="b", ranges=[(2, 5)], count=3)]
-    edges = [EdgeType(name="cites", source="a", target="b", count=1), EdgeType(name="likes", source="b", target="a", count=2)]
-    manifest = Manifest(node_types=types, edge_types=edges, num_nodes=6, num_edges=3)
-    assert manifest.node_type("b").ranges == [(2, 5)]
-    with pytest.raises(StoreError, match="no node type 'c': there are a, b"):
-        manifest.node_type("c")
+PAPER = NodeType(name="paper", count=3, arrays=["x", "y"], task="binary", num_classes=2)
+AUTHOR = NodeType(name="author", count=5)
+WRITES = EdgeType(name="writes", source="author", target="paper", count=7, columns=["edge_id"])
+BACK = EdgeType(name="rev_writes", source="paper", target="author", count=7, columns=["edge_id"], reverse_of=WRITES.key)
+
+
+def test_a_heterogeneous_manifest_reads_back_and_says_only_what_it_has(tmp_path: Path) -> None:
+    manifest = Manifest.heterogeneous([PAPER, AUTHOR], [WRITES, BACK])
+    write_manifest(tmp_path, manifest)
+    found = read_manifest(tmp_path)
+    assert found == manifest
+    assert (found.is_hetero, found.format_version, found.num_nodes, found.num_edges) == (True, 2, 8, 14)
+    assert found.node_type("author").count == 5
+    assert found.edge_type(BACK.key).reverse_of == WRITES.key
+    written = manifest.as_json()
+    assert not {"task", "columns", "weighted"} & set(written)
+    assert set(written["node_types"][1]) == {"name", "count", "id_kind", "arrays", "splits"}
+    with pytest.raises(StoreError, match="no node type 'venue': there are paper, author"):
+        manifest.node_type("venue")
+    with pytest.raises(StoreError, match="no edge type a:b:c: there are author:writes:paper"):
+        manifest.edge_type(("a", "b", "c"))
+
+
+def test_a_homogeneous_manifest_has_the_bytes_it_had() -> None:
+    text = (
+        b'{"columns":["edge_id","weight"],"created_by":"","edge_types":[{"count":7,"name":"edge","source":"node","target":"node"}'
+        b'],"fingerprints":{"edges":"ab"},"format_version":1,"has_self_loops":false,"node_types":[{"arrays":["x","y"],"count":5,'
+        b'"id_kind":"str","name":"node","ranges":[[0,5]],"splits":{"train":2}}],"num_classes":3,"num_edges":7,"num_nodes":5,'
+        b'"task":"multiclass","undirected":false,"weighted":true}'
+    )
+    assert sample().canonical() == text
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges"),
+    [
+        ([PAPER, PAPER], []),
+        ([PAPER, AUTHOR], [WRITES, WRITES]),
+        ([PAPER], [WRITES]),
+        ([PAPER, AUTHOR], [BACK]),
+    ],
+)
+def test_types_that_do_not_fit_are_refused(nodes: list[NodeType], edges: list[EdgeType]) -> None:
+    with pytest.raises(ValidationError):
+        Manifest.heterogeneous(nodes, edges)
 
 
 @pytest.mark.parametrize("ranges", [[(0, 2), (1, 2)], [(1, 3), (0, 1)], [(0, 2)]])
-def test_ranges_must_be_sorted_disjoint_and_complete(ranges: list[tuple[int, int]]) -> None:
+def test_ranges_are_all_nodes(ranges: list[tuple[int, int]]) -> None:
     with pytest.raises(ValidationError):
         NodeType(ranges=ranges, count=3)
 
 
-def test_types_may_not_overlap() -> None:
-    types = [NodeType(name="a", ranges=[(0, 2)], count=2), NodeType(name="b", ranges=[(1, 3)], count=2)]
-    with pytest.raises(ValidationError):
-        Manifest(node_types=types, edge_types=[], num_nodes=4, num_edges=0)
+@pytest.mark.parametrize("name", ["", "a__b", "a:b", "a/b", "a=b", "_a", "a_", "..", "x" * 81, "a\nb"])
+def test_names_that_are_no_types(name: str) -> None:
+    with pytest.raises(InputError, match="choose another"):
+        check_type_name(name)
+    with pytest.raises(InputError):
+        parse_edge_type(f"{name}:writes:paper")
+
+
+def test_edge_types_as_on_the_command_line() -> None:
+    assert parse_edge_type("field_of_study:rev_has:paper") == ("field_of_study", "rev_has", "paper")
+    with pytest.raises(InputError, match="write it SOURCE:NAME:TARGET"):
+        parse_edge_type("author:paper")
 
 
 @pytest.mark.parametrize(("classes", "dtype"), [(2, "i1"), (128, "i1"), (129, "i2"), (40_000, "i4")])

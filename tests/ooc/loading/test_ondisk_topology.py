@@ -39,7 +39,7 @@ def without_edges(ds: Dataset, weight: bool) -> None:
     graph = ds.graph
     kept = {"weight": graph.columns["weight"]} if weight else {}
     columns = {name: np.full_like(column, -(2**40)) for name, column in graph.columns.items()} | kept
-    ds.graph = dataclasses.replace(graph, indices=np.full_like(graph.indices, -1), columns=columns)
+    ds.edges().graph = dataclasses.replace(graph, indices=np.full_like(graph.indices, -1), columns=columns)
 
 
 def budget(max_batch: int):

@@ -38,7 +38,7 @@ def _plain(path: Path, **options: Any) -> None:
 
     rng = np.random.default_rng(1)
     src, dst = rng.integers(0, NODES, (2, EDGES))
-    columns = {"weight": rng.random(EDGES).astype(np.float32)} if options.get("weighted") else {}
+    columns: dict[str, Any] = {"weight": rng.random(EDGES).astype(np.float32)} if options.get("weighted") else {}
     graph = Graph.from_edges(src, dst, NODES, parts=options.get("parts"), **columns)
     order = rng.permutation(NODES)
     splits = {"train": order[: NODES // 2], "val": order[NODES // 2 : NODES // 4 * 3], "test": order[NODES // 4 * 3 :]}
