@@ -104,12 +104,13 @@ def look_at_labels(rows: Rows, num_nodes: int, names: list[str] | None = None, a
     mistake: str | None = None
     for block in rows.blocks():
         values = np.where(np.isnan(block), -1, block) if block.dtype.kind == "f" else block
-        wrong = (values < -1) | (values > most) | _fractions(values)
+        fraction = _fractions(values)
+        wrong = (values < -1) | (values > most) | fraction
         if mistake is None and wrong.any():
             at = np.argwhere(wrong)[0]
             mistake = f"{_where(rows, done, at, names)}: {_mistaken(values[tuple(at)], most)}"
         known += int(np.count_nonzero(values != -1))
-        fractions += int(np.count_nonzero(_fractions(values)))
+        fractions += int(np.count_nonzero(fraction))
         if mistake is None and len(values):
             greatest = max(greatest, int(values.max()))
         done += len(block)

@@ -58,6 +58,10 @@ def test_the_help_of_a_mode_shows_its_options_only(capsys: pytest.CaptureFixture
     history = printed(capsys, "train", "--mode=history", "--help-all")
     assert "--refresh" in history
     assert not {"fanout", "roots"} & set(options(history))
+    links = printed(capsys, "train", "--task", "link", "--mode=events", "--help-all")
+    assert "ratio" in options(links)
+    assert "fanout" not in options(links)
+    assert "--task auto|classification|regression" in printed(capsys, "ingest", "--task", "regression", "--help-all")
     events = printed(capsys, "train", "--mode", "events", "--help")
     assert re.search(r"--lr NUMBER .*\[0.0005\]", events)
 

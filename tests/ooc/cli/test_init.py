@@ -50,6 +50,17 @@ def test_settings_with_defaults_can_be_uncommented(tmp_path: Path, mode: str) ->
     assert load_config(tmp_path / "run.toml", {}).mode == mode
 
 
+def test_a_template_is_of_the_task_that_is_asked_for(make_store: MakeStore, capsys: pytest.CaptureFixture[str]) -> None:
+    store = str(make_store())
+    for task, mode in (("link", "events"), ("node", "snapshots")):
+        assert main(["init", store, "--task", task, "--mode", mode]) == 0
+        text = capsys.readouterr().out
+        assert re.search(rf'^task = "{task}"', text, re.M)
+        assert re.search(rf'^mode = "{mode}"', text, re.M)
+    assert main(["init", store, "--task", "link", "--mode", "full"]) == 2
+    assert "task = 'link' is not trained by mode full" in capsys.readouterr().err
+
+
 def test_tables_are_shown_as_toml_has_them() -> None:
     text = template(Path("a.ooc"), "sampled", FLAGS, "a store")
     assert re.search(r'^# features = { NAME = "VALUE" } +# ', text, re.M)
