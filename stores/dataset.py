@@ -82,7 +82,7 @@ class Dataset:
             memory: Memory limit of the whole process, such as "2GB"; loaders and training divide it.
             engine: How rows are read: "uring" or "pread" (O_DIRECT, many reads in flight), "mmap", "gds" (CUDA), or "auto" (see
                 `open_engine`).
-            in_memory: Whether to load all node arrays and the topology into RAM now.
+            in_memory: Whether to load all node arrays and the topology into RAM now, and edge features once they are used.
             features: Name of a node array -> Zarr array or LMDB directory that replaces it, one row per node; "paper/x" is the
                 array x of node type "paper".
             progress: Called with the progress of merging appended data, which the first reader after an append does.

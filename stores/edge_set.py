@@ -25,7 +25,9 @@ class EdgeSet:
     >>> writes.graph.slots(17)  # the authors of paper 17 are writes.graph.indices of these slots
     """
 
-    def __init__(self, place: Place, edge_type: EdgeType, graph: Graph, engine: str, verify_reads: bool) -> None:
+    def __init__(
+        self, place: Place, edge_type: EdgeType, graph: Graph, engine: str, verify_reads: bool, in_memory: bool = False
+    ) -> None:
         self.path = place.path
         self.key: EdgeKey = edge_type.key
         """(source type, name, target type)"""
@@ -36,7 +38,7 @@ class EdgeSet:
         described = edge_type if place.manifest.is_hetero else place.manifest
         self.undirected = described.undirected
         """whether every edge was added in both directions"""
-        self._place, self._engine, self._verify_reads = place, engine, verify_reads
+        self._place, self._engine, self._verify_reads, self._in_memory = place, engine, verify_reads, in_memory
         owner = edge_type if self.reverse_of is None else place.manifest.edge_type(self.reverse_of)
         self._owner, self.names = owner.key, sorted(owner.arrays)
         """names of the edge features"""
@@ -47,7 +49,7 @@ class EdgeSet:
     def open(cls, place: Place, edge_type: EdgeType, engine: str, in_memory: bool, verify_reads: bool) -> Self:
         """Open the edges of a type. Arguments as of `Dataset.open`; raises as it does."""
         graph = _GraphReader(place, edge_type, in_memory, verify_reads).graph()
-        return cls(place, edge_type, graph, engine, verify_reads)
+        return cls(place, edge_type, graph, engine, verify_reads, in_memory)
 
     @property
     def num_edges(self) -> int:
@@ -87,8 +89,9 @@ class EdgeSet:
             raise InputError(f"{self.path} has no edge feature {name!r}{self._of}: there are {', '.join(self.names) or 'none'}")
         key = names.edge_array(name, self._owner)
         if key not in self._rows:
-            stored = open_zarr_rows(self._place.group(key), key, self._engine, self._verify_reads)
+            stored: Rows = open_zarr_rows(self._place.group(key), key, self._engine, self._verify_reads)
             encoding = encoding_of(stored, (self._place.group(key) / key).parent)
+            stored = loaded(stored) if self._in_memory else stored
             self._rows[key] = DecodedRows(stored, encoding) if encoding.is_short else stored
         return self._rows[key]
 

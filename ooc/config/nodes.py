@@ -24,13 +24,13 @@ OWN = {
     "history": (*_PARTS, "history", "history_dtype", "history_lag", "refresh", "drift_tolerance"),
 }
 """settings that apply to that mode only, or to several of these"""
-_BUILT_IN = ("sage", "gcn", "gat", "gin", "gcnii", "appnp", "sgc")
+_BUILT_IN = ("sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp", "sgc")
 OF_MODEL = {
     "heads": ("gat",),
     "output_heads": ("gat",),
     "alpha": ("gcnii", "appnp"),
     "theta": ("gcnii",),
-    "rescale": ("gcn", "gin", "gcnii", "appnp", "sgc"),
+    "rescale": ("gcn", "gin", "gine", "gcnii", "appnp", "sgc"),
     "input_dropout": _BUILT_IN,
 }
 """settings that apply to these models only; a user-defined class may accept `heads` as well"""
@@ -41,7 +41,7 @@ class NodeConfig(LabelConfig):
 
     task: Literal["node"] = Field(default="node", description="What is predicted: node (labels of nodes).")
     model: str = Field(
-        default="sage", description="sage, gcn, gat, gin, gcnii, appnp, sgc, or package.module:Class for your own."
+        default="sage", description="sage, gcn, gat, gin, gine, gcnii, appnp, sgc, or package.module:Class for your own."
     )
     layers: Depth = Field(default=_DEFAULT_LAYERS, description="Layers; by default as many as the fan-out has numbers.")
     heads: Positive = Field(default=8, description="Attention heads of the hidden layers (gat); --hidden is their total width.")
@@ -73,7 +73,7 @@ class TrainConfig(NodeConfig):
     """
 
     rescale: bool = Field(
-        default=True, description="Rescale sums over sampled edges to be unbiased (gcn, gin, gcnii, appnp, sgc)."
+        default=True, description="Rescale sums over sampled edges to be unbiased (gcn, gin, gine, gcnii, appnp, sgc)."
     )
     activation_checkpointing: bool = Field(
         default=False, description="Recompute layers in the backward pass: less memory, more time."

@@ -18,6 +18,9 @@ from torch_geometric.utils.sparse import index2ptr
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.graph import Graph
 
+EDGE_ATTR = "edge_attr"
+"""the edge feature that batches have without being asked and models take, as in PyG"""
+
 
 @dataclass(frozen=True)
 class Subgraph:
@@ -79,6 +82,8 @@ class Block(NamedTuple):
     uniform sampling, where it is degree / (sampled edges) of the destination"""
     share: Tensor | None = None
     """float32[e]: weight of each edge in its destination's mean (GraphSAINT: stands_for / degree); None if all are equal"""
+    edge_attr: Tensor | None = None
+    """[e, *feature shape]: features of the edges; None where the batch has none"""
 
 
 def trim(block: Block, num_src: int, num_dst: int, num_edges: int) -> Block:
@@ -95,6 +100,7 @@ def trim(block: Block, num_src: int, num_dst: int, num_edges: int) -> Block:
         None if block.loop_weight is None else block.loop_weight[:num_src],
         None if block.stands_for is None else block.stands_for[:num_edges],
         None if block.share is None else block.share[:num_edges],
+        None if block.edge_attr is None else block.edge_attr[:num_edges],
     )
 
 

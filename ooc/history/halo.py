@@ -19,7 +19,7 @@ from ooc.history.rows import HistoryCounts
 from ooc.layerwise.shape import probe_widths
 from ooc.loading.subgraph_loaders import PartLoader
 from ooc.models.layers import evaluating, run_model
-from ooc.models.user_models import kind_of
+from ooc.models.user_models import kind_of, refuse_edge_attr
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.pipeline import Pipeline, Stage
@@ -31,8 +31,10 @@ FOLDER = "history"
 def widths_of(model: nn.Module, in_channels: int, weighted: bool) -> list[int]:
     """Widths of the rows between two layers.
 
-    Raises ConfigError for a model whose forward is its own: nothing can act between its layers.
+    Raises ConfigError for a model whose forward is its own, since nothing can act between its layers, and for one that takes
+    edge features.
     """
+    refuse_edge_attr(model)
     layers = getattr(model, "layers", None)
     if not isinstance(layers, nn.ModuleList) or (kind_of(model) != "layers" and not hasattr(model, "encoder")):
         raise ConfigError(

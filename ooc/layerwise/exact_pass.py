@@ -9,7 +9,7 @@ from torch import nn
 from ooc.layerwise.full_neighbor_pass import FullNeighborPass
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.layerwise_pass import LayerwisePass, Progress
-from ooc.layerwise.shape import has_layers, parts_of
+from ooc.layerwise.shape import has_layers, own_way, parts_of
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.stores.arrays.rows import Rows
 from ooc.stores.dataset import Dataset
@@ -62,7 +62,7 @@ def exact_pass(
     if not has_layers(model):
         if layer not in (None, "hidden"):
             raise ConfigError(
-                f"`layer={layer!r}`: {type(model).__name__} has its own forward, and only its result can be computed for all "
+                f"`layer={layer!r}`: {type(model).__name__} {own_way(model)}, and only its result can be computed for all "
                 "nodes: leave the layer out"
             )
         return FullNeighborPass(model, dataset, folder, num_layers=num_layers, engine=engine, budget=budget)

@@ -9,6 +9,7 @@ import shutil
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +19,12 @@ from torch_geometric.data import Data
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.layerwise_pass import Progress, digest
 from ooc.layerwise.row_files import Files
+from ooc.layerwise.shape import own_way
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.ranks import WHOLE
 from ooc.models.layers import evaluating
 from ooc.models.receptive_field import hops_on
-from ooc.models.user_models import forward_batch
+from ooc.models.user_models import edge_features_for, forward_batch
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.range_io import write_range
 from ooc.stores.arrays.rows import Ids, Rows
@@ -40,7 +42,8 @@ class FullNeighborPass:
     """The outputs of all nodes by a model with its own forward; see `ExactPass`.
 
     Args:
-        model: A module with forward(x, edge_index) or forward(x, blocks); it computes in evaluation mode.
+        model: A module with forward(x, edge_index) or forward(x, blocks), or one that takes edge features; it computes in
+            evaluation mode.
         dataset: The graph and its features.
         folder: Where rows and progress are kept. A killed pass goes on there.
         num_layers: Of a forward(x, blocks), as many as it takes blocks.
@@ -79,7 +82,7 @@ class FullNeighborPass:
     def method(self) -> str:
         """See `ExactPass`."""
         hops = f"{self._hops} hop{'s' * (self._hops != 1)}"
-        return f"{type(self.model).__name__} has its own forward: computed on batches of full neighborhoods of {hops}"
+        return f"{type(self.model).__name__} {own_way(self.model)}: computed on batches of full neighborhoods of {hops}"
 
     def _width(self) -> int:
         """Numbers per row, as the first node's say."""
@@ -90,7 +93,9 @@ class FullNeighborPass:
     def _over(self, nodes: Ids | None, budget: MemoryPlan | None) -> NeighborLoader:
         """Batches of nodes (None: all) with their full neighborhoods; those that do not fit in memory are halved."""
         fanout = [-1] * self._hops  # nothing is drawn; the seed spares torch's generator, which is the user's
-        return NeighborLoader(self.dataset, fanout, nodes, SEEDS, seed=0, split_seeds=True, budget=budget, **WHOLE)
+        features = edge_features_for(self.model, self.dataset)
+        given: dict[str, Any] = {"budget": budget, "edge_features": features, **WHOLE}
+        return NeighborLoader(self.dataset, fanout, nodes, SEEDS, seed=0, split_seeds=True, **given)
 
     def _outputs(self, batch: Data) -> torch.Tensor:
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))

@@ -17,7 +17,7 @@ from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerShape, ModelShape
 from ooc.models.builders import Model, full_blocks
 from ooc.models.convs import BlockGATConv, BlockGCN2Conv, BlockGCNConv, BlockGINConv, BlockPropagation, BlockSAGEConv
 from ooc.models.layers import Layer, as_input, evaluating
-from ooc.models.user_models import kind_of
+from ooc.models.user_models import kind_of, refuse_edge_attr, takes_edge_attr
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
@@ -39,13 +39,22 @@ Parts = tuple[nn.Module | None, list[nn.Module], nn.Module | None]
 
 
 def has_layers(model: nn.Module) -> bool:
-    """Whether a model is a list of layers, which a pass can go through; others have a forward of their own."""
+    """Whether a model is a list of layers, which a pass can go through; others have a forward of their own, or take edge
+    features, which no pass reads."""
     own = type(model).forward is not Model.forward
+    if takes_edge_attr(model):
+        return False
     return isinstance(getattr(model, "layers", None), nn.ModuleList) and not (own and kind_of(model) != "layers")
+
+
+def own_way(model: nn.Module) -> str:
+    """Why no pass can go through a model layer by layer, for people."""
+    return "takes edge features" if takes_edge_attr(model) else "has its own forward"
 
 
 def parts_of(model: nn.Module) -> Parts:
     """(encoder, layers, decoder) of a model that is a list of layers. Raises ConfigError for one with a forward of its own."""
+    refuse_edge_attr(model)
     if not has_layers(model):
         raise ConfigError(
             f"a pass goes layer by layer, and {type(model).__name__} has its own forward: give it a ModuleList `self.layers` "

@@ -134,7 +134,7 @@ class EpochLoader(Loader):
 
 def warn_of_prefetch(prefetch_factor: int | None, strategy: ReadStrategy) -> None:
     """Say that a `prefetch_factor` changes nothing, where that is so."""
-    if prefetch_factor is not None and strategy.disk_rows is not None:
+    if prefetch_factor is not None and strategy.reads_disk:
         warn_user("prefetch_factor changes nothing: rows on disk are read for as many batches ahead as the memory holds")
 
 

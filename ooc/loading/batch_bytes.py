@@ -37,6 +37,8 @@ class BatchBytes:
     channels: int = 0
     model_width: int = 0
     """columns of a node's rows in all layers together, where each layer computes every node of a batch"""
+    edges_per_node: float = 1.0
+    """edges of a batch by its nodes, about: how the memory is divided between rows of nodes and of edges"""
 
     def need(self, drawn: SampledBatch, drawing: int) -> int:
         """Bytes to compare with `max_bytes`. drawing: bytes of the batches being drawn, which have room of their own."""

@@ -1,5 +1,6 @@
 """Which read strategy a loader has: decided here and nowhere else, by where its rows are and what they become."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from ooc.loading.batch_bytes import BatchBytes, ScanBytes, row_bytes_of
 from ooc.loading.collate import CollateStage
 from ooc.loading.read_strategy import InMemory, ReadStrategy
 from ooc.loading.shared_scan import SharedScans
-from ooc.loading.stages import BatchStages, Labels, LoadStage, Order, ReadCounts, SampleStage, buffers_for
+from ooc.loading.stages import BatchStages, Labels, LoadStage, Order, ReadCounts, SampleStage, buffers_for, on_disk
 from ooc.loading.superbatch import Superbatches
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.sampling import NeighborSampler, OnDiskFrontier
@@ -18,10 +19,6 @@ from ooc.stores.arrays.rows import ArrayRows, Rows
 from ooc.stores.arrays.zarr_rows import ShardedRows
 from ooc.stores.dataset import Dataset
 from ooc.stores.io.engines.ring import SCRATCH_BYTES as RING_BYTES
-
-
-def on_disk(x: Rows | None) -> bool:
-    return x is not None and not isinstance(x, ArrayRows)
 
 
 def scan_pays(rows: Rows, most: int) -> bool:
@@ -33,7 +30,7 @@ def choose_strategy(stages: BatchStages, memory: BatchBytes | ScanBytes, read_th
     """The strategy for these stages. memory: of a batch, or of a shared scan; read_threads: that gather rows in memory."""
     if isinstance(memory, ScanBytes):
         return SharedScans(stages, memory)
-    return Superbatches(stages, memory) if on_disk(stages.load.x) else InMemory(stages, memory, read_threads)
+    return Superbatches(stages, memory) if stages.disk_arrays else InMemory(stages, memory, read_threads)
 
 
 def keeps_blocks(strategy: ReadStrategy, ds: Dataset, budget: MemoryPlan) -> bool:
@@ -43,9 +40,9 @@ def keeps_blocks(strategy: ReadStrategy, ds: Dataset, budget: MemoryPlan) -> boo
     return ds.memory is None or not filled or strategy.reserves_blocks
 
 
-def edges_stay_on_disk(ds: Dataset, x: Rows | None, weight: str | None, budget: MemoryPlan) -> bool:
-    """Whether edges are read as they are sampled; x: the feature rows of batches, weight: the column to sample by."""
-    return on_disk(x) and ds.graph.sampled_bytes(weight) > budget.topology_in_ram
+def edges_stay_on_disk(ds: Dataset, rows: Sequence[Rows | None], weight: str | None, budget: MemoryPlan) -> bool:
+    """Whether edges are read as they are sampled; rows: those that batches have, weight: the column to sample by."""
+    return any(map(on_disk, rows)) and ds.graph.sampled_bytes(weight) > budget.topology_in_ram
 
 
 def neighbor_strategy(
@@ -70,7 +67,8 @@ def neighbor_strategy(
         pre_aggregation = None
     scanning = pre_aggregation is not None and x is not None and on_disk(x) and scan_pays(x, budget.resident_rows)
     warm = budget.topology_in_ram
-    edges_stay = edges_stay_on_disk(ds, x, sampling[2], budget)
+    rows = [x, *(each.rows for each in collator.edge_features)]
+    edges_stay = edges_stay_on_disk(ds, rows, sampling[2], budget)
     row_bytes = row_bytes_of(ds, collator, pre_aggregation)
     per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
     channels = 0 if x is None or pre_aggregation is None else x.shape[1]
@@ -88,7 +86,8 @@ def neighbor_strategy(
     counts, draw = ReadCounts(), lambda seeds, key: (sampler.sample(seeds.node, key, seeds.left_out), 0)
     sample = SampleStage(order, draw, topology, memory, counts, frontier, threads[0], split_seeds)
     labels = None if ds.labels is None else Labels(ds.labels, floats=ds.task == "multilabel")
-    load = LoadStage(ds.graph, x, collator.gather, labels, pre_aggregation, counts, buffers_for(device, budget))
+    buffers = buffers_for(device, budget)
+    load = LoadStage(ds.graph, x, collator.gather, labels, pre_aggregation, counts, buffers, collator.edge_features)
     return choose_strategy(BatchStages(sample, load, collate), memory, threads[1])
 
 

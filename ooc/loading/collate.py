@@ -3,8 +3,9 @@
 Plain numpy: this runs in the pipeline's threads, where torch's own thread pool would be started once a thread.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ooc.graph.aggregation import FirstLayerAggregates
-from ooc.graph.blocks import Block, Subgraph, aggregated_block, blocks_of, graph_block
+from ooc.graph.blocks import EDGE_ATTR, Block, Subgraph, aggregated_block, blocks_of, graph_block
 from ooc.loading.arguments import InputNodes
 from ooc.loading.input_links import InputLinks
 from ooc.runtime.buffers import Buffers
@@ -24,8 +25,17 @@ from ooc.stores.arrays.encoding import DecodedRows, Encoding
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, Ids, Rows
 from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, StoreError
 from ooc.stores.graph import Graph
 
+EDGE_ID = "edge_id"
+"""the graph's column of edge ids"""
+_FIELDS = {
+    *("x", "y", "edge_index", "edge_weight", "n_id", "e_id", "num_nodes", "num_sampled_nodes", "num_sampled_edges", "input_id"),
+    *("batch_size", "blocks", "node_norm", "edge_norm", "input_mask"),
+    *("edge_label_index", "edge_label", "src_index", "dst_pos_index", "dst_neg_index"),
+}
+"""names of a batch's other fields"""
 _AS_STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 """Types that torch has too: a batch may want them as they are stored"""
 
@@ -51,6 +61,8 @@ class LoadedBatch:
     x: AnyArray | FirstLayerAggregates | None
     """[n, *feature shape] of `Gather.gathered`, or the first layer's aggregates: `drawn` then has the hops before the last"""
     y: AnyArray | None
+    edge_features: tuple[AnyArray, ...] = ()
+    """[e, *feature shape] each, in the order of `Collator.edge_features`"""
 
 
 @dataclass(frozen=True)
@@ -107,6 +119,51 @@ class Gather:
         return example.nbytes + (x.nbytes if x.data_ptr() != example.ctypes.data else 0)
 
 
+@dataclass(frozen=True)
+class EdgeFeature:
+    """An edge feature of batches. rows: as stored, one a edge id; gather: how they become the batch's."""
+
+    name: str
+    rows: Rows
+    gather: Gather
+
+    @property
+    def edge_bytes(self) -> int:
+        """Bytes of an edge's features from gathering to the model."""
+        return self.gather.row_bytes(self.rows.shape[1:])
+
+
+def edge_features_of(
+    ds: Dataset, names: Any, dtype: torch.dtype | None, beside: Collection[str] = ()
+) -> tuple[EdgeFeature, ...]:
+    """The edge features that batches of a loader have.
+
+    Args:
+        ds: The data set.
+        names: Of the features, or one name; None for `edge_attr` if the store has it.
+        dtype: As `Gather.dtype`.
+        beside: Names of further fields of the loader's batches, which no feature can have.
+
+    Raises:
+        ConfigError: A name is that of another field, or comes twice.
+        InputError: The store has no such feature.
+    """
+    there = ds.manifest.edge_types[0].arrays
+    wanted = [EDGE_ATTR] * (EDGE_ATTR in there) if names is None else [names] if isinstance(names, str) else list(names)
+    for name in wanted:
+        if name in _FIELDS or name in beside:
+            raise ConfigError(f"edge feature {name!r} has the name of another field of batches: ingest it under another name")
+        if wanted.count(name) > 1:
+            raise ConfigError(f"edge feature {name!r} is asked for twice")
+    return tuple(_edge_feature(name, ds.edge_features(name), dtype) for name in wanted)
+
+
+def _edge_feature(name: str, values: Rows, dtype: torch.dtype | None) -> EdgeFeature:
+    if isinstance(values, DecodedRows):
+        return EdgeFeature(name, values.stored, Gather(values.encoding, dtype))
+    return EdgeFeature(name, values, Gather(Encoding.plain(values.dtype), dtype))
+
+
 def edge_index_of(subgraph: Subgraph) -> NDArray[np.int64]:
     """int64[2, e]: (source, destination) of every edge, sorted by destination."""
     edge_index = np.empty((2, len(subgraph.source)), np.int64)
@@ -118,6 +175,25 @@ def edge_index_of(subgraph: Subgraph) -> NDArray[np.int64]:
 def column_of(graph: Graph, subgraph: Subgraph, name: str) -> AnyArray:
     """A column of the graph for the subgraph's edges [e]: what was read for them, else looked up by slot."""
     return subgraph.columns[name] if name in subgraph.columns else graph.columns[name][subgraph.slot]
+
+
+def edge_ids_of(graph: Graph, subgraph: Subgraph) -> NDArray[np.int64]:
+    """int64[e]: the edges' positions in the input, which address edge features."""
+    kept = EDGE_ID in graph.columns or EDGE_ID in subgraph.columns
+    return np.asarray(column_of(graph, subgraph, EDGE_ID) if kept else subgraph.slot, np.int64)
+
+
+def with_edge_ids(graph: Graph, drawn: SampledBatch, count: int) -> SampledBatch:
+    """The batch with its edge ids among its subgraph's columns. count: edge ids there are.
+
+    Raises StoreError for others, which only a damaged store has.
+    """
+    subgraph = drawn.subgraph
+    e_id = edge_ids_of(graph, subgraph)
+    if len(e_id) and not 0 <= int(e_id.min()) <= int(e_id.max()) < count:
+        wrong = e_id[(e_id < 0) | (e_id >= count)][0]
+        raise StoreError(f"edge id {wrong} is none of {count} edges: the store is damaged; run `ooc verify` on it")
+    return replace(drawn, subgraph=replace(subgraph, columns={**subgraph.columns, EDGE_ID: e_id}))
 
 
 def block_of(graph: Graph, subgraph: Subgraph, edge_index: Tensor, induced: bool = False) -> Block:
@@ -149,7 +225,7 @@ class Collator:
     """Joins a loaded batch to a `Data` with the fields of PyG's NeighborLoader, and `blocks`.
 
     gather: how x is made, None where there are no features; weight_attr: a further name for the edge weights; edge_ids:
-    whether to give `e_id`.
+    whether to give `e_id`; edge_features: of a batch's edges, the first of which blocks have as `edge_attr`.
     """
 
     graph: Graph
@@ -160,22 +236,26 @@ class Collator:
     """see `block_of`"""
     masks: Mapping[str, Members] = field(default_factory=dict)
     """name of a field -> the nodes it is true for"""
+    edge_features: tuple[EdgeFeature, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The graph's columns of which a batch has its edges' entries."""
-        return tuple(
-            name for name in ("edge_id", "weight") if name in self.graph.columns and (self.edge_ids or name == "weight")
-        )
+        ids = self.edge_ids or bool(self.edge_features)
+        return tuple(name for name in (EDGE_ID, "weight") if name in self.graph.columns and (ids or name == "weight"))
 
-    def needs_slots(self, read: bool) -> bool:
-        """Whether a batch's slots are met again; read: its columns come with it (`Subgraph.columns`)."""
-        return bool(self.columns and not read) or (self.edge_ids and "edge_id" not in self.graph.columns)
+    def needs_slots(self, there: Collection[str]) -> bool:
+        """Whether a batch's slots are met again; there: the columns that come with it (`Subgraph.columns`)."""
+        ids = (EDGE_ID,) if self.edge_ids or self.edge_features else ()
+        return not {*self.columns, *ids} <= {*there}
 
     def __call__(self, loaded: LoadedBatch, input_id: NDArray[np.int64]) -> Data:
         subgraph = loaded.drawn.subgraph
         edge_index = torch.from_numpy(edge_index_of(subgraph))
         first = block_of(self.graph, subgraph, edge_index, self.induced)
+        features = [each.gather.tensor(found) for each, found in zip(self.edge_features, loaded.edge_features, strict=True)]
+        if features:
+            first = first._replace(edge_attr=features[0])
         data = Data(edge_index=edge_index, num_nodes=len(subgraph.node))
         if loaded.x is not None:
             assert self.gather is not None
@@ -186,11 +266,11 @@ class Collator:
             data.edge_weight = first.weight
             if self.weight_attr is not None:
                 data[self.weight_attr] = first.weight
+        for feature, values in zip(self.edge_features, features, strict=True):
+            data[feature.name] = values
         data.n_id = torch.from_numpy(subgraph.node)
         if self.edge_ids:
-            kept = "edge_id" in self.graph.columns
-            e_id = column_of(self.graph, subgraph, "edge_id") if kept else subgraph.slot
-            data.e_id = torch.from_numpy(np.asarray(e_id, np.int64))
+            data.e_id = torch.from_numpy(edge_ids_of(self.graph, subgraph))
         for name, members in self.masks.items():
             data[name] = torch.from_numpy(members.contains(subgraph.node))
         data.num_sampled_nodes = list(subgraph.num_nodes)
@@ -202,11 +282,16 @@ class Collator:
             data.blocks.insert(0, aggregated_block(first))
         return data
 
+    @cached_property
+    def edge_bytes(self) -> int:
+        """Bytes of an edge's features in a batch, with its id where that is wanted for them alone."""
+        return sum(each.edge_bytes for each in self.edge_features) + 8 * bool(self.edge_features and not self.edge_ids)
+
     def nbytes(self, num_nodes: int, num_edges: int, row_bytes: int) -> int:
         """Bytes of a batch, but for its subgraph's, from reading to the model; row_bytes: of a node's features and labels."""
         weighted = "weight" in self.graph.columns
         per_node = row_bytes + 8 + len(self.masks) + 8 * bool(len(self.graph.self_loops)) + 8 * weighted
-        per_edge = 16 + 8 * self.edge_ids + 4 * weighted
+        per_edge = 16 + 8 * self.edge_ids + 4 * weighted + self.edge_bytes
         return per_node * num_nodes + per_edge * num_edges
 
 

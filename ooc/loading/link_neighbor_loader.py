@@ -63,8 +63,8 @@ class LinkNeighborLoader(NeighborLoader):
         batch_size: Links of a batch.
         seed: Of the order, the draws and the negatives; see NeighborLoader. A negative depends on (seed, epoch, link).
         replace, weight_attr, transform, shuffle, drop_last, num_workers, pin_memory, prefetch_factor, input_id, rank,
-            world_size, device, dtype, features, split_masks, edge_ids, budget, pre_aggregation, sample_threads, read_threads,
-            arguments: As NeighborLoader's.
+            world_size, device, dtype, features, edge_features, split_masks, edge_ids, budget, pre_aggregation, sample_threads,
+            read_threads, arguments: As NeighborLoader's.
 
     Raises:
         ConfigError: An argument does not fit, or exact negatives are asked for in a graph with all possible edges.
@@ -106,6 +106,7 @@ class LinkNeighborLoader(NeighborLoader):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         features: bool = True,
+        edge_features: str | Sequence[str] | None = None,
         split_masks: bool = True,
         edge_ids: bool = True,
         budget: MemoryPlan | None = None,
@@ -121,7 +122,7 @@ class LinkNeighborLoader(NeighborLoader):
         data = dataset_of(data)
         budget = budget or plan_memory(data)
         x = data.stored("x") if features and data.num_features else None
-        stay = edges_stay_on_disk(data, x, weight_column_of(data.graph, weight_attr), budget)
+        stay = edges_stay_on_disk(data, [x], weight_column_of(data.graph, weight_attr), budget)
         edges = EdgeLookup(data.graph, data.edge_rows("indices") if stay else None)
         pair, slots = pairs_of(data, edge_label_index), part_of(edges, edge_label_index, edge_split)
         count = data.num_edges if pair is None else pair.shape[1]
@@ -143,6 +144,7 @@ class LinkNeighborLoader(NeighborLoader):
             device=device,
             dtype=dtype,
             features=features,
+            edge_features=edge_features,
             split_masks=split_masks,
             edge_ids=edge_ids,
             split_seeds=False,

@@ -26,7 +26,7 @@ from ooc.loading.arguments import (
 )
 from ooc.loading.base import PREFETCH, BatchLoader, warn_of_prefetch
 from ooc.loading.choose_read_strategy import keeps_blocks, neighbor_strategy
-from ooc.loading.collate import CollateStage, Collator, Gather, masks_of
+from ooc.loading.collate import CollateStage, Collator, Gather, edge_features_of, masks_of
 from ooc.loading.ranks import share_of
 from ooc.loading.stages import Order
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
@@ -39,8 +39,9 @@ class NeighborLoader(BatchLoader):
     """Mini-batches of sampled neighborhoods (GraphSAGE, Hamilton et al., 2017), as PyG's NeighborLoader gives them.
 
     A batch is a `Data` with x [n, f], y [n], edge_index int64[2, e], n_id int64[n], e_id int64[e], input_id int64[b],
-    batch_size, num_sampled_nodes, num_sampled_edges (lists), edge_weight float32[e] of a weighted graph, a mask of each split
-    (train_mask bool[n]), and `blocks`, one `Block` a layer, which share edge_index's memory. Each `iter` is the next epoch.
+    batch_size, num_sampled_nodes, num_sampled_edges (lists), edge_weight float32[e] of a weighted graph, edge_attr [e, f] if
+    the store has that edge feature, a mask of each split (train_mask bool[n]), and `blocks`, one `Block` a layer, which share
+    edge_index's memory. Each `iter` is the next epoch.
 
     Args:
         data: The data set, or the path of a store, which is opened without a memory limit.
@@ -55,8 +56,10 @@ class NeighborLoader(BatchLoader):
             decides it. With several ranks, which must agree on it, None is 0.
         rank, world_size: This loader's share of each step's seeds; None: those of torch's process group, if there is one.
         device: Where batches are moved.
-        dtype: Of x; None: as stored, but float16, bfloat16 and scaled int8 come as float32.
+        dtype: Of x and edge features; None: as stored, but float16, bfloat16 and scaled int8 come as float32.
         features: Whether to give x.
+        edge_features: Names of the edge features to give, [e, ...] each, in the order of `e_id`; `blocks` have the first of
+            them as `edge_attr`. None: `edge_attr`, if the store has it; with `pre_aggregation` none.
         split_masks: Whether to give `train_mask` and those of the other splits.
         edge_ids: False saves looking up `e_id`.
         split_seeds: A batch over the memory budget is halved, and again, into more batches, instead of refused: for evaluation,
@@ -104,6 +107,7 @@ class NeighborLoader(BatchLoader):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         features: bool = True,
+        edge_features: str | Sequence[str] | None = None,
         split_masks: bool = True,
         edge_ids: bool = True,
         split_seeds: bool = False,
@@ -132,6 +136,7 @@ class NeighborLoader(BatchLoader):
             device=device,
             dtype=dtype,
             features=features,
+            edge_features=edge_features,
             split_masks=split_masks,
             edge_ids=edge_ids,
             split_seeds=split_seeds,
@@ -152,6 +157,7 @@ class NeighborLoader(BatchLoader):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
         features: bool,
+        edge_features: str | Sequence[str] | None,
         split_masks: bool,
         edge_ids: bool,
         split_seeds: bool,
@@ -164,13 +170,17 @@ class NeighborLoader(BatchLoader):
                 f"pre_aggregation must be what `ooc.models.pre_aggregation_of(model)` returns, not {pre_aggregation!r}"
             )
         fanout, replace, weight_attr = sampling
+        if pre_aggregation is not None and edge_features:
+            raise ConfigError("pre_aggregation has the last hop's edges summed up: leave out edge_features, or pre_aggregation")
+        masks = masks_of(data) if split_masks else {}
+        of_edges = edge_features_of(data, edge_features if pre_aggregation is None else (), dtype, masks)
         budget = budget or plan_memory(data)
         place = None if device is None else torch.device(device)
         factor, workers = prefetch
         batches = PREFETCH if factor is None else max(1, factor) * max(1, workers)
         gather = Gather(data.encoding("x"), dtype) if features and data.num_features else None
         pin = pins(pin_memory) and not (place is not None and place.type == "cuda")
-        collator = Collator(data.graph, gather, weight_attr, edge_ids, masks=masks_of(data) if split_masks else {})
+        collator = Collator(data.graph, gather, weight_attr, edge_ids, masks=masks, edge_features=of_edges)
         collate = CollateStage(collator, order.nodes, transform, pin)
         self._sampling = drawn = (fanout, replace, weight_column_of(data.graph, weight_attr))
         strategy = neighbor_strategy(data, order, collate, drawn, budget, place, pre_aggregation, split_seeds, threads)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 from ooc.loading.batch_bytes import BatchBytes
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import Stopped
-from ooc.loading.stages import BatchStages, SampleStage
+from ooc.loading.stages import BatchStages, SampleStage, on_disk
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import MemoryPlan
@@ -35,8 +35,14 @@ class ReadStrategy(ABC):
 
     @property
     def disk_rows(self) -> Rows | None:
-        """The feature rows that are read from disk; None where they are in memory, or where there are none."""
-        return self.stages.load.x
+        """The feature rows of nodes that are read from disk; None where they are in memory, or where there are none."""
+        x = self.stages.load.x
+        return x if on_disk(x) else None
+
+    @property
+    def reads_disk(self) -> bool:
+        """Whether rows of nodes or edges are read from disk."""
+        return bool(self.stages.disk_arrays)
 
     @property
     def reserves_blocks(self) -> bool:
@@ -68,10 +74,6 @@ class InMemory(ReadStrategy):
 
     memory: BatchBytes
     read_threads: int = 2
-
-    @property
-    def disk_rows(self) -> Rows | None:
-        return None
 
     def pipeline(self, cursors: Iterator[Cursor], budget: MemoryPlan, prefetch: int, clocks: dict[str, Clock]) -> Pipeline:
         sample, load = self.stages.sample, self.stages.load

@@ -6,10 +6,10 @@ Seeds of a step are drawn around and checked against the memory; feature rows or
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from ooc.graph.blocks import Subgraph
 from ooc.graph.mapped_topology import Topology
 from ooc.loading.arguments import InputNodes
 from ooc.loading.batch_bytes import BatchBytes, ScanBytes
-from ooc.loading.collate import CollateStage, Gather, LoadedBatch, SampledBatch
+from ooc.loading.collate import EDGE_ID, CollateStage, EdgeFeature, Gather, LoadedBatch, SampledBatch, with_edge_ids
 from ooc.loading.input_links import InputLinks
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor, Purpose, key, seeds_of
@@ -37,6 +37,8 @@ FIRST_TOGETHER, MOST_TOGETHER = 4, 64
 BUFFERS_KEPT, PINNED_KEPT = 1, 4
 """Memory of batches that the model is done with, for the rows of the next ones; page-locking takes long enough to keep more"""
 
+InMemoryRows = tuple[AnyArray, NDArray[Any]]
+"""(rows as stored, positions int32|int64[n] of a batch's among them)"""
 DrawSubgraph = Callable[[Seeds, int], tuple[Subgraph, int]]
 """(seeds, key) -> (the subgraph, bytes of edges read from the disk for it)"""
 
@@ -77,7 +79,7 @@ class ReadCounts:
     nbytes: int = 0
     """bytes they took from the disk"""
     topology_nbytes: int = 0
-    """bytes that sampling took from the disk, where the edges stay there"""
+    """bytes that sampling and edge features took from the disk, where they stay there"""
     lock: Any = field(default_factory=threading.Lock)
 
     def add(self, rows: int = 0, nbytes: int = 0, *, requested: int = 0, topology: int = 0) -> None:
@@ -233,6 +235,28 @@ class Labels:
         return y.astype(np.float32) if self.floats else y
 
 
+class BatchArray(NamedTuple):
+    """An array whose rows batches have."""
+
+    rows: Rows
+    """as stored"""
+    gather: Gather
+    of_edges: bool
+    """whether a batch has the rows of its edges, by edge id, and not those of its nodes"""
+
+    @property
+    def on_disk(self) -> bool:
+        return on_disk(self.rows)
+
+    def ids(self, drawn: SampledBatch) -> Ids:
+        """int64[n]: the rows that a batch has, of its nodes or, with its edge ids, of its edges."""
+        return drawn.subgraph.columns[EDGE_ID] if self.of_edges else drawn.subgraph.node
+
+
+def on_disk(rows: Rows | None) -> bool:
+    return rows is not None and not isinstance(rows, ArrayRows)
+
+
 @dataclass(frozen=True)
 class LoadStage:
     """Reads or takes the rows of batches, with memory of `buffers`, and counts them in `counts`."""
@@ -246,6 +270,7 @@ class LoadStage:
     """what a batch holds in place of its feature rows"""
     counts: ReadCounts
     buffers: Buffers
+    edge_features: tuple[EdgeFeature, ...] = ()
 
     @property
     def decoder(self) -> RowDecoder:
@@ -255,22 +280,50 @@ class LoadStage:
 
     def load(self, drawn: SampledBatch) -> LoadedBatch:
         """The batch with its rows, read one batch at a time."""
-        node = drawn.subgraph.node
-        if self.x is None:
-            return LoadedBatch(drawn, None, self.labels_of(drawn))
-        if self.pre_aggregation is not None:
-            assert isinstance(self.x, ArrayRows), "rows on disk are aggregated by a read strategy"
-            return self.take(drawn, self.x.array, node)
-        assert self.gather is not None
-        x, nbytes = self.gather.read(self.x, node, self.buffers)
-        self.counts.add(len(node), nbytes)
-        return LoadedBatch(drawn, x, self.labels_of(drawn))
+        if self.x is None or self.pre_aggregation is None:
+            return self.take(self.with_edge_ids(drawn), {})
+        assert isinstance(self.x, ArrayRows), "rows on disk are aggregated by a read strategy"
+        return self.take(drawn, {0: (self.x.array, drawn.subgraph.node)})
 
-    def take(self, drawn: SampledBatch, rows: AnyArray, at: NDArray[Any]) -> LoadedBatch:
-        """The batch with its rows or aggregates, out of rows in memory: node i's is rows[at[i]]."""
+    def take(self, drawn: SampledBatch, there: Mapping[int, InMemoryRows]) -> LoadedBatch:
+        """The batch with its rows or aggregates. there: rows in memory, by the array's number in `arrays`; others are read."""
+        if self.x is not None and self.pre_aggregation is not None:
+            return self._aggregates(drawn, *there[0])
+        found = [
+            each.gather.take(*there[number], self.buffers) if number in there else self._read(each, drawn)
+            for number, each in enumerate(self.arrays)
+        ]
+        x = None if self.x is None else found.pop(0)
+        return LoadedBatch(drawn, x, self.labels_of(drawn), tuple(found))
+
+    def _read(self, array: BatchArray, drawn: SampledBatch) -> AnyArray:
+        ids = array.ids(drawn)
+        values, nbytes = array.gather.read(array.rows, ids, self.buffers)
+        self.count(array, len(ids), nbytes)
+        return values
+
+    def count(self, array: BatchArray, rows: int, nbytes: int) -> None:
+        """Count so many rows that were read of an array."""
+        if array.of_edges:
+            self.counts.add(topology=nbytes)
+        else:
+            self.counts.add(rows, nbytes)
+
+    @property
+    def arrays(self) -> tuple[BatchArray, ...]:
+        """The arrays whose rows batches have: x, if there is one, and edge features."""
+        of_nodes = () if self.x is None or self.gather is None else (BatchArray(self.x, self.gather, False),)
+        return (*of_nodes, *(BatchArray(each.rows, each.gather, True) for each in self.edge_features))
+
+    def with_edge_ids(self, drawn: SampledBatch) -> SampledBatch:
+        """The batch with its edge ids, if edge features are read by them. Raises StoreError for ids out of range."""
+        if not self.edge_features:
+            return drawn
+        return with_edge_ids(self.graph, drawn, min(each.rows.shape[0] for each in self.edge_features))
+
+    def _aggregates(self, drawn: SampledBatch, rows: AnyArray, at: NDArray[Any]) -> LoadedBatch:
+        """The batch with its first layer's aggregates, out of rows in memory: node i's is rows[at[i]]."""
         assert self.gather is not None
-        if self.pre_aggregation is None:
-            return LoadedBatch(drawn, self.gather.take(rows, at, self.buffers), self.labels_of(drawn))
         factors, rest = self.factors(drawn)
         sums = self.buffers.empty((2, len(drawn.subgraph.indptr) - 1, rows.shape[1]), np.dtype(np.float32))
         gathered(rows, self.decoder, at, drawn.subgraph, factors, sums[0], sums[1])
@@ -304,8 +357,12 @@ class BatchStages:
         load = replace(self.load, counts=counts, buffers=Buffers(BUFFERS_KEPT))
         return replace(self, sample=replace(self.sample, counts=counts), load=load)
 
-    def over(self, rows: Rows | None) -> Self:
-        return replace(self, load=replace(self.load, x=rows))
+    def over(self, rows: Rows | None, of_edges: Sequence[Rows] | None = None) -> Self:
+        """The same stages with other rows for those of `LoadStage.x` and, unless that is None, for those of edge features."""
+        features = self.load.edge_features
+        if of_edges is not None:
+            features = tuple(replace(each, rows=own) for each, own in zip(features, of_edges, strict=True))
+        return replace(self, load=replace(self.load, x=rows, edge_features=features))
 
     @property
     def counts(self) -> ReadCounts:
@@ -313,8 +370,15 @@ class BatchStages:
 
     @property
     def needs_slots(self) -> bool:
-        """Whether a sampled batch's slots are needed for collation."""
-        return self.collate.collator.needs_slots(read=self.sample.frontier is not None)
+        """Whether a sampled batch's slots are needed for collation, once its edge ids are known where they are wanted."""
+        collator = self.collate.collator
+        there = () if self.sample.frontier is None else collator.columns
+        return collator.needs_slots({*there, *([EDGE_ID] if self.load.edge_features else [])})
+
+    @property
+    def disk_arrays(self) -> dict[int, BatchArray]:
+        """The arrays that are read from disk, by their number in `LoadStage.arrays`."""
+        return {number: each for number, each in enumerate(self.load.arrays) if each.on_disk}
 
 
 def buffers_for(device: torch.device | None, budget: MemoryPlan) -> Buffers:

@@ -5,7 +5,7 @@ of nodes (`Graph.parts`), whose edges and features are read front to back. The p
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -21,7 +21,7 @@ from ooc.loading.arguments import InputNodes, check_numbers, check_pyg_arguments
 from ooc.loading.base import PREFETCH, BatchLoader, warn_of_prefetch
 from ooc.loading.batch_bytes import BatchBytes, row_bytes_of
 from ooc.loading.choose_read_strategy import choose_strategy
-from ooc.loading.collate import CollateStage, Collator, Gather, LoadedBatch, SampledBatch, masks_of
+from ooc.loading.collate import CollateStage, Collator, Gather, LoadedBatch, SampledBatch, edge_features_of, masks_of
 from ooc.loading.ranks import share_of
 from ooc.loading.stages import BatchStages, DrawSubgraph, Labels, LoadStage, Order, ReadCounts, SampleStage, buffers_for
 from ooc.runtime.keyed_random import Cursor, steps_of
@@ -115,6 +115,7 @@ class SubgraphLoader(BatchLoader):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         features: bool = True,
+        edge_features: str | Sequence[str] | None = None,
         split_masks: bool = True,
         edge_ids: bool = True,
         width: int = 0,
@@ -125,13 +126,14 @@ class SubgraphLoader(BatchLoader):
         own = [name for each in (type(self), SubgraphLoader) for name in inspect.signature(each).parameters]
         check_pyg_arguments({"num_workers": num_workers, **arguments}, own, type(self).__name__)
         check_numbers(order, num_layers=num_layers, sample_threads=sample_threads)
+        masks = masks_of(data) if split_masks else {}
+        of_edges = edge_features_of(data, edge_features, dtype, masks)
         budget = budget or plan_memory(data)
         place = None if device is None else torch.device(device)
         pin = pins(pin_memory) and not (place is not None and place.type == "cuda")
         graph, counts = data.graph, ReadCounts()
         gather = Gather(data.encoding("x"), dtype) if features and data.num_features else None
-        masks = masks_of(data) if split_masks else {}
-        collator = Collator(graph, gather, edge_ids=edge_ids, induced=self.induced, masks=masks)
+        collator = Collator(graph, gather, edge_ids=edge_ids, induced=self.induced, masks=masks, edge_features=of_edges)
         row_bytes = beside + row_bytes_of(data, collator)
         warm = budget.topology_in_ram
         mapped = mapping_of(graph.indices) is None or graph.sampled_bytes() <= warm  # else edges are read as they are wanted
@@ -139,11 +141,12 @@ class SubgraphLoader(BatchLoader):
         topology = Topology(graph, None, max(0, budget.topology - graph.indptr.nbytes), warm, mapped, collator.columns)
         limit = budget.batch, collator.nbytes(1, 0, row_bytes), collator.nbytes(0, 1, row_bytes)
         draw = self._drawing(graph, edges, limit, counts)
-        memory = BatchBytes(budget.batch, collator, row_bytes, model_width=width)
+        density = max(1.0, data.num_edges / max(1, data.num_nodes))
+        memory = BatchBytes(budget.batch, collator, row_bytes, model_width=width, edges_per_node=density)
         sample = SubgraphSampleStage(order, draw, topology, memory, counts, threads=sample_threads, norm=self._norm)
         labels = None if data.labels is None else Labels(data.labels, True, train, data.task == "multilabel")
         x = None if gather is None else data.stored("x")
-        load = LoadStage(graph, x, gather, labels, None, counts, buffers_for(place, budget))
+        load = LoadStage(graph, x, gather, labels, None, counts, buffers_for(place, budget), of_edges)
         masked = train if mask else None
         collate = SubgraphCollate(collator, order.nodes, transform, pin, int(num_layers), share, masked, self._norm)
         strategy = choose_strategy(BatchStages(sample, load, collate), memory)
@@ -222,7 +225,16 @@ class PartLoader(SubgraphLoader):
         share = steps_of(len(nodes), per_batch) / max(1, data.num_nodes if train is None else len(train))
         order = Order(nodes, per_batch, shuffle, seed, False, 0, 1)
         super().__init__(
-            data, order, train, mask=False, share=share, num_layers=layers, edge_ids=False, split_masks=False, **options
+            data,
+            order,
+            train,
+            mask=False,
+            share=share,
+            num_layers=layers,
+            edge_features=(),
+            edge_ids=False,
+            split_masks=False,
+            **options,
         )
 
     def __repr__(self) -> str:
@@ -235,7 +247,8 @@ class ClusterLoader(SubgraphLoader):
 
     An epoch has every part once. As in the paper and in PyG, a batch counts as a graph of its own: degrees
     (`blocks[0].degree`) and sums of weights are the batch's. It is a `Data` with x [n, f], y [n], edge_index int64[2, e], n_id
-    int64[n] (ascending), e_id int64[e], edge_weight of a weighted graph, batch_size (n), input_id (n_id), and `blocks`.
+    int64[n] (ascending), e_id int64[e], edge_weight of a weighted graph, edge_attr [e, f] if the store has that edge feature,
+    batch_size (n), input_id (n_id), and `blocks`.
 
     Args:
         data: The data set.
@@ -246,9 +259,9 @@ class ClusterLoader(SubgraphLoader):
             (-1, NaN), so that a loss which leaves those out trains on these alone, and `input_mask` (bool[n]) is true for them.
         num_layers: `blocks` has so many, one and the same.
         transform, drop_last, num_workers, pin_memory, prefetch_factor, seed, rank, world_size: As NeighborLoader's.
-        arguments: device, dtype, features, split_masks, edge_ids, budget, sample_threads, and PyG's and DataLoader's other
-            arguments, as NeighborLoader's; width: columns of all rows that the model makes for a node, which memory is kept
-            for.
+        arguments: device, dtype, features, edge_features, split_masks, edge_ids, budget, sample_threads, and PyG's and
+            DataLoader's other arguments, as NeighborLoader's; width: columns of all rows that the model makes for a node, which
+            memory is kept for.
 
     Raises:
         ConfigError: An argument does not fit.

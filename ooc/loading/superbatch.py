@@ -5,8 +5,9 @@ by row, for those of the next, so each may fill nearly all of it, where two buff
 the same as read one by one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +16,13 @@ from ooc.loading.batch_bytes import BatchBytes
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CachedNodes, RowLease, Slots, own_cache, registry_of
 from ooc.loading.read_strategy import ReadGroup, ReadSession, ReadStrategy, ServedBatch, chained, clocks_of, read_all_or_each
-from ooc.loading.superbatch_plan import Superbatch, SuperbatchPlanner, SuperbatchSketch
+from ooc.loading.stages import BatchArray, LoadStage
+from ooc.loading.superbatch_plan import RowChanges, Superbatch, SuperbatchPlanner, UsedRows
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import SECOND_SHARE, MemoryPlan
 from ooc.runtime.pipeline import Pipeline
-from ooc.stores.arrays.rows import Rows
+from ooc.stores.arrays.rows import AnyArray, Rows
 
 PIECE_ROWS = 2**15, 2**18
 """Rows of one read, where memory makes room for fewer or more; the latter bounds what planning takes to about 16 MB"""
@@ -31,8 +33,14 @@ class FilledSuperbatch(ReadGroup):
     """A superbatch that was read."""
 
     superbatch: Superbatch
+    arrays: tuple["FilledRows", ...]
+
+
+class FilledRows(NamedTuple):
+    """Where the rows of one array are."""
+
     slot: Slots
-    """int32[u]: where its rows are in the pool; valid for the first `done` batches"""
+    """int32[u]: in the array's cache; valid for the first `done` batches"""
     idle: Slots
     """slots to give back before the first batch"""
 
@@ -43,9 +51,10 @@ class Superbatches(ReadStrategy):
 
     memory: BatchBytes
 
-    def planner(self, pool: int, residents: CachedNodes) -> SuperbatchPlanner:
-        """Groups batches. pool: bytes for all that is alive; residents: what is in memory before."""
-        return SuperbatchPlanner(self.stages, self.memory, pool, residents)
+    def planner(self, pool: int, residents: Sequence[CachedNodes] | None = None) -> SuperbatchPlanner:
+        """Groups batches. pool: bytes for all that is alive; residents: of each array, what is in memory before."""
+        kept = [CachedNodes.none()] * len(self.stages.disk_arrays) if residents is None else residents
+        return SuperbatchPlanner(self.stages, self.memory, pool, tuple(kept))
 
     def pipeline(self, cursors: Iterator[Cursor], budget: MemoryPlan, prefetch: int, clocks: dict[str, Clock]) -> Pipeline:
         own = clocks_of(clocks, ("sample", "group", "read", "collate"))
@@ -53,24 +62,21 @@ class Superbatches(ReadStrategy):
 
 
 class SuperbatchSession(ReadSession):
-    """Reads superbatches into the pool of the rows' cache, serves their batches, and gives back rows no longer needed."""
+    """Reads superbatches into the caches of the arrays, serves their batches, and gives back rows no longer needed."""
 
     stage = "read"
 
     def __init__(self, strategy: Superbatches, pool: int) -> None:
-        rows = strategy.disk_rows
-        assert rows is not None
-        self._rows, self._load, self._collate = rows, strategy.stages.load, strategy.stages.collate
-        self.sample = strategy.stages.sample
-        self._lease, room = _lent(rows, pool, strategy.memory.max_bytes)
-        assert self._lease.cache is not None
-        self._pool = cache = self._lease.cache
-        self._slot = cache.slot
-        """int32[r]: where the rows in memory are, in the order of `CachedNodes.node`"""
-        self._final: CachedNodes | None = cache.residents
-        """what is in memory once the last batch is gathered; until then, once reading has begun, nobody knows"""
+        stages, whole, most = strategy.stages, strategy.planner(pool), strategy.memory.max_bytes
+        self.sample, self._load, self._collate = stages.sample, stages.load, stages.collate
+        self._number, self._of_edges = list(stages.disk_arrays), whole.of_edges
+        self._arrays: list[_ArrayReader] = []
+        spare = most if len(whole.arrays) > 1 else 0  # a batch may have more of one array than that array's share
         try:
-            self._planner = strategy.planner(room, cache.residents)
+            for array, share in zip(whole.arrays, whole.shares, strict=True):
+                self._arrays.append(_ArrayReader(array, stages.load, int(pool * share) + spare, most))
+            room = pool // SECOND_SHARE if any(each.second for each in self._arrays) else pool
+            self._planner = strategy.planner(room, [each.residents for each in self._arrays])
         except BaseException:
             self.end()
             raise
@@ -80,69 +86,132 @@ class SuperbatchSession(ReadSession):
 
     def read(self, group: Superbatch) -> FilledSuperbatch:
         """The rows that are not in memory yet, each once."""
-        self._final = None
-        self._pool.give(self._slot[group.early])
-        slot = np.full(len(group.carried), -1, np.int32)
-        there = group.carried >= 0
-        slot[there] = self._slot[group.carried[there]]
-        sketch = group.sketch
+        fills = [reader.begin(changes) for reader, changes in zip(self._arrays, group.arrays, strict=True)]
+
+        def read_all() -> None:
+            for fill in fills:
+                fill.read_all()
 
         def read_one(k: int) -> None:
-            row = np.unique(sketch.batches[k].row)
-            self._fill(sketch, row[slot[row] < 0].astype(np.int64), slot)
+            for fill, row in zip(fills, group.batches[k].row, strict=True):
+                fill.read(np.unique(row))
 
-        done, error = read_all_or_each(len(sketch.batches), lambda: self._fill(sketch, np.flatnonzero(~there), slot), read_one)
-        self._slot = _moved(group.source, self._slot, slot)
-        return FilledSuperbatch(done, error, group, slot, self._slot[group.idle])
+        done, error = read_all_or_each(len(group.batches), read_all, read_one)
+        return FilledSuperbatch(done, error, group, tuple(fill.finish() for fill in fills))
 
-    def _fill(self, sketch: SuperbatchSketch, row: NDArray[np.int64], slot: Slots) -> None:
+    def collate(self, served: ServedBatch) -> tuple[int, object]:
+        filled: FilledSuperbatch = served.group
+        k, arrays, batch = served.k, filled.superbatch.arrays, filled.superbatch.batches[served.k]
+        if k == 0:
+            for reader, rows in zip(self._arrays, filled.arrays, strict=True):
+                reader.give(rows.idle)  # the superbatch before is through, so nobody needs them
+        drawn = batch.unpack(self._of_edges, [each.used.ids for each in arrays])
+        read = zip(self._number, self._arrays, filled.arrays, batch.row, strict=True)
+        loaded = self._load.take(drawn, {number: (reader.rows, own.slot[row]) for number, reader, own, row in read})
+        for reader, rows, changes in zip(self._arrays, filled.arrays, arrays, strict=True):
+            reader.give(rows.slot[changes.gone[changes.first[k] : changes.first[k + 1]]])
+            if k + 1 == len(filled.superbatch.batches):
+                reader.final = changes.final
+        return self._collate.collate(loaded)
+
+    def stop(self) -> None:
+        for each in self._arrays:
+            each.lease.stop()
+
+    def closing(self) -> None:
+        for each in self._arrays:
+            each.lease.stopping = True
+
+    def end(self) -> None:
+        for each in self._arrays:
+            each.end()
+
+
+class _ArrayReader:
+    """Reads the rows of one array into its cache, for one epoch. pool: bytes of its rows at most."""
+
+    def __init__(self, array: BatchArray, load: LoadStage, pool: int, max_bytes: int) -> None:
+        self._array, self._load = array, load
+        self.lease, self.second = _lent(array.rows, pool, max_bytes)
+        """whether another pipeline reads the same rows"""
+        assert self.lease.cache is not None
+        self._cache = cache = self.lease.cache
+        self._slot = cache.slot
+        """int32[r]: where the rows in memory are, in the order of `CachedNodes.node`"""
+        self.residents = cache.residents
+        self.final: CachedNodes | None = cache.residents
+        """what is in memory once the last batch is gathered; until then, once reading has begun, nobody knows"""
+
+    @property
+    def rows(self) -> AnyArray:
+        """The cache's rows, [slots, *row shape], as stored."""
+        return self._cache.rows
+
+    def begin(self, changes: RowChanges) -> "_Fill":
+        """Begin to read a superbatch's rows."""
+        self.final = None
+        self._cache.give(self._slot[changes.early])
+        slot = np.full(len(changes.carried), -1, np.int32)
+        there = changes.carried >= 0
+        slot[there] = self._slot[changes.carried[there]]
+        return _Fill(self, changes, slot)
+
+    def fill(self, used: UsedRows, row: NDArray[np.int64], slot: Slots) -> None:
         """Read rows `row` (ascending) of the superbatch, in pieces as large as there is room for."""
-        pool = self._pool
+        cache = self._cache
         least, most = PIECE_ROWS
         begin = 0
         while begin < len(row):
             left = len(row) - begin
-            own = pool.take(min(least, left), min(most, left), sketch.limit)
+            own = cache.take(min(least, left), min(most, left), used.limit)
             piece = row[begin : begin + len(own)]
             try:
-                nbytes = self._rows.read(sketch.node[piece].astype(np.int64), pool.rows, own.astype(np.int64))
+                nbytes = self._array.rows.read(used.ids[piece].astype(np.int64), cache.rows, own.astype(np.int64))
             except BaseException:
-                pool.give(own)
+                cache.give(own)
                 raise
-            self._load.counts.add(len(piece), nbytes)
+            self._load.count(self._array, len(piece), nbytes)
             slot[piece] = own
             begin += len(piece)
 
-    def collate(self, served: ServedBatch) -> tuple[int, object]:
-        filled: FilledSuperbatch = served.group
-        superbatch, k, pool = filled.superbatch, served.k, self._pool
-        batches = superbatch.sketch.batches
-        if k == 0:
-            pool.give(filled.idle)  # the superbatch before is through, so nobody needs them
-        drawn = batches[k].unpack(superbatch.sketch.node)
-        loaded = self._load.take(drawn, pool.rows, filled.slot[batches[k].row])
-        pool.give(filled.slot[superbatch.gone[superbatch.first[k] : superbatch.first[k + 1]]])
-        if k + 1 == len(batches):
-            self._final = superbatch.final
-        return self._collate.collate(loaded)
+    def finish(self, changes: RowChanges, slot: Slots) -> FilledRows:
+        self._slot = _moved(changes.source, self._slot, slot)
+        return FilledRows(slot, self._slot[changes.idle])
 
-    def stop(self) -> None:
-        self._lease.stop()
-
-    def closing(self) -> None:
-        self._lease.stopping = True
+    def give(self, slot: Slots) -> None:
+        """Give slots back."""
+        self._cache.give(slot)
 
     def end(self) -> None:
-        self._lease.end(self._final, self._slot)
+        """Give the cache back; idempotent."""
+        self.lease.end(self.final, self._slot)
 
 
-def _lent(rows: Rows, pool: int, max_bytes: int) -> tuple[RowLease, int]:
-    """The rows' cache, and the bytes for this pipeline; a second one at the same time has a cache and room of its own."""
+class _Fill(NamedTuple):
+    """The reading of a superbatch's rows of one array. slot: int32[u], where they are, -1 for those still to be read."""
+
+    reader: _ArrayReader
+    changes: RowChanges
+    slot: Slots
+
+    def read_all(self) -> None:
+        self.read(np.arange(len(self.slot)))
+
+    def read(self, row: NDArray[Any]) -> None:
+        """Read those of the rows (ascending) that are not in memory."""
+        self.reader.fill(self.changes.used, row[self.slot[row] < 0].astype(np.int64), self.slot)
+
+    def finish(self) -> FilledRows:
+        return self.reader.finish(self.changes, self.slot)
+
+
+def _lent(rows: Rows, pool: int, max_bytes: int) -> tuple[RowLease, bool]:
+    """The rows' cache, of so many bytes; a second pipeline at the same time has a smaller one of its own, and True."""
     lease = registry_of(rows).lend(min(pool // rows.row_bytes + 1, rows.shape[0]), rows)
     if lease is not None:
-        return lease, pool
+        return lease, False
     room = pool // SECOND_SHARE
-    return own_cache(min(room // rows.row_bytes + max_bytes // rows.row_bytes + 1, rows.shape[0]), rows), room
+    return own_cache(min(room // rows.row_bytes + max_bytes // rows.row_bytes + 1, rows.shape[0]), rows), True
 
 
 def _moved(source: NDArray[np.int32], before: Slots, own: Slots) -> Slots:

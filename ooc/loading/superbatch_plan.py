@@ -5,8 +5,9 @@ Many rows lie closer together than few: the reads merge, and rows that several b
 Ginex and MariusGNN's partition buffer rest on the same fact.) `ooc.loading.superbatch` carries it out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -15,10 +16,10 @@ from numpy.typing import NDArray
 
 from ooc.graph.relabel import RelabelTable, by_last_use
 from ooc.loading.batch_bytes import BatchBytes, narrow
-from ooc.loading.collate import SampledBatch
+from ooc.loading.collate import EDGE_ID, SampledBatch
 from ooc.loading.feature_cache import CacheChange, CachedNodes, shared_rows
 from ooc.loading.read_strategy import AHEAD, Deferred, grouped
-from ooc.loading.stages import BatchStages
+from ooc.loading.stages import BatchArray, BatchStages
 
 FIRST_BYTES, GROWTH = 2**30, 4
 """Of an epoch's first superbatch, so that training starts soon (a smaller one is hardly read faster); each next one may have
@@ -26,62 +27,89 @@ so many times more"""
 ROW_BYTES = 112
 """a row's share of what keeps order in four superbatches: one gathered from, one read, one ready and one put together"""
 SUPERBATCHES = 4
+_HEADROOM = 4
+"""An array that stays in memory whole needs so many times its bytes of the pool, which batches take a part of, and a superbatch
+leaves one batch's rows free"""
 _NOTHING = np.empty(0, np.int64)
-_WIDE = {"edge_id": np.int64}
-"""columns that wait as int32 where they fit, and their dtype"""
 
 
 class CompactBatch(NamedTuple):
     """A sampled batch as it waits for its superbatch, in a third of its memory."""
 
     drawn: SampledBatch
-    """its subgraph has no nodes, and numbers are int32 where they fit"""
-    row: NDArray[np.int32]
-    """int32[n]: positions of its nodes among the superbatch's"""
+    """its subgraph lacks the ids that `row` leads to, and numbers are int32 where they fit"""
+    row: tuple[NDArray[np.int32], ...]
+    """int32[n] of each array: positions of the batch's rows among the superbatch's"""
 
     @property
     def nbytes(self) -> int:
         small = self.drawn.subgraph
-        return self.drawn.position.nbytes + self.row.nbytes + small.nbytes + sum(each.nbytes for each in small.columns.values())
+        own = sum(each.nbytes for each in (*self.row, *small.columns.values()))
+        return self.drawn.position.nbytes + own + small.nbytes
 
-    def unpack(self, node: NDArray[Any]) -> SampledBatch:
-        """The batch as it was drawn, but for slots that nobody needs. node: [u], the superbatch's."""
+    def unpack(self, of_edges: Sequence[bool], ids: Sequence[NDArray[Any]]) -> SampledBatch:
+        """The batch as it was drawn, but for slots that nobody needs.
+
+        of_edges: of each array, whether its rows are those of edges; ids: [u], the superbatch's of each array.
+        """
         small = self.drawn.subgraph
-        own, indptr, source, slot = (each.astype(np.int64) for each in (node[self.row], small.indptr, small.source, small.slot))
-        columns = {name: array.astype(_WIDE.get(name, array.dtype)) for name, array in small.columns.items()}
-        full = replace(small, node=own, indptr=indptr, source=source, slot=slot, columns=columns)
+        columns = {name: array.astype(np.int64) if name == EDGE_ID else array for name, array in small.columns.items()}
+        node: NDArray[Any] = small.node
+        for edges, row, own in zip(of_edges, self.row, ids, strict=True):
+            if edges:
+                columns[EDGE_ID] = own[row].astype(np.int64)
+            else:
+                node = own[row]
+        node, indptr, source, slot = (each.astype(np.int64) for each in (node, small.indptr, small.source, small.slot))
+        full = replace(small, node=node, indptr=indptr, source=source, slot=slot, columns=columns)
         return replace(self.drawn, subgraph=full)
 
 
-def pack(drawn: SampledBatch, row: NDArray[np.int32], slots: bool) -> CompactBatch:
-    """The batch with its nodes at `row` (int32[n]) of the superbatch; slots: whether those it was drawn from are needed."""
+def pack(drawn: SampledBatch, of_edges: Sequence[bool], row: Sequence[NDArray[np.int32]], slots: bool) -> CompactBatch:
+    """The batch with its rows of each array at `row` (int32[n]) of the superbatch; see `CompactBatch.unpack`.
+
+    slots: whether those it was drawn from are needed.
+    """
     full = drawn.subgraph
-    indptr, source, slot = (narrow(array) for array in (full.indptr, full.source, full.slot if slots else _NOTHING))
-    columns = {name: narrow(array) if name in _WIDE else array for name, array in full.columns.items()}
-    small = replace(full, node=_NOTHING, indptr=indptr, source=source, slot=slot, columns=columns)
-    return CompactBatch(replace(drawn, subgraph=small), row)
+    node = _NOTHING if False in of_edges else full.node
+    arrays = (narrow(array) for array in (node, full.indptr, full.source, full.slot if slots else _NOTHING))
+    columns = {
+        name: narrow(array) if name == EDGE_ID else array
+        for name, array in full.columns.items()
+        if name != EDGE_ID or True not in of_edges
+    }
+    small_node, indptr, source, slot = arrays
+    small = replace(full, node=small_node, indptr=indptr, source=source, slot=slot, columns=columns)
+    return CompactBatch(replace(drawn, subgraph=small), tuple(row))
 
 
 @dataclass(frozen=True)
-class SuperbatchSketch:
-    """A superbatch's batches, before it is known which rows are in memory."""
+class UsedRows:
+    """The rows of one array that a superbatch's batches use, before it is known which of them are in memory."""
 
-    batches: tuple[CompactBatch, ...]
-    node: NDArray[Any]
+    ids: NDArray[Any]
     """[u], ascending; int32 where that is enough"""
     last: NDArray[np.int32]
     """int32[u]: the last batch that uses a row"""
     uses: NDArray[np.float32]
     """float32[u]: how many do"""
     limit: int
-    """rows in memory at most, with this superbatch's"""
+    """rows of the array in memory at most, with this superbatch's"""
 
 
 @dataclass(frozen=True)
-class Superbatch:
-    """Batches whose rows are read together, and what becomes of the rows in memory before and after."""
+class SuperbatchSketch:
+    """A superbatch's batches, and of each array the rows that they use."""
 
-    sketch: SuperbatchSketch
+    batches: tuple[CompactBatch, ...]
+    arrays: tuple[UsedRows, ...]
+
+
+@dataclass(frozen=True)
+class RowChanges:
+    """What becomes of the rows of one array in memory, before a superbatch and after."""
+
+    used: UsedRows
     carried: NDArray[np.int32]
     source: NDArray[np.int32]
     """see `ooc.loading.feature_cache.CacheChange`"""
@@ -98,49 +126,90 @@ class Superbatch:
 
     @property
     def missing(self) -> NDArray[np.int64]:
-        """int64: the nodes whose rows are read, ascending."""
-        return self.sketch.node[self.carried < 0].astype(np.int64)
+        """int64: the rows that are read, ascending."""
+        return self.used.ids[self.carried < 0].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Superbatch:
+    """Batches whose rows are read together, and of each array what becomes of its rows in memory."""
+
+    batches: tuple[CompactBatch, ...]
+    arrays: tuple[RowChanges, ...]
+
+
+class _Union:
+    """The distinct rows of one array that the batches of a superbatch in the making use."""
+
+    def __init__(self) -> None:
+        self._table = RelabelTable()
+        self._last, self._uses = np.empty(0, np.int32), np.empty(0, np.float32)
+        self._size = self._most = self.limit = 0
+
+    def number(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
+        """int32[n]: the numbers of a batch's rows, which are not in the superbatch before `take`."""
+        self._most = max(self._most, len(ids))
+        return self._table.add(ids)
+
+    def fits(self, most_rows: int, limit: int) -> bool:
+        """Whether the rows numbered last fit too. One batch's room is left: the next superbatch goes on being read while this
+        one's last batches wait for the model."""
+        size = self._table.size
+        return size <= most_rows and size + self._most <= limit
+
+    def take(self, number: NDArray[np.int32], batch: int, limit: int) -> None:
+        """Take the rows numbered last in, as those of that batch."""
+        self._size = size = self._table.size
+        self._last = _grown(self._last, size)
+        self._last[number] = batch
+        self._uses = _grown(self._uses, size)
+        self._uses[number] += 1  # once, also where seeds repeat
+        self.limit = max(limit, size)
+
+    def finish(self) -> tuple[UsedRows, NDArray[np.int32]]:
+        """(the rows, int32[u]: each number's position among them)."""
+        ids, rank = self._table.ascending(self._size)
+        last, uses = np.empty(self._size, np.int32), np.empty(self._size, np.float32)
+        last[rank], uses[rank] = self._last[: self._size], self._uses[: self._size]
+        return UsedRows(narrow(ids), last, uses, self.limit), rank
 
 
 class SuperbatchDraft:
-    """A superbatch in the making, of so many rows at most."""
+    """A superbatch in the making. growth: how many times the planner's first bytes its rows may take."""
 
-    def __init__(self, planner: "SuperbatchPlanner", most_rows: int) -> None:
-        self._planner, self._most_rows = planner, most_rows
-        self._table = RelabelTable()
+    def __init__(self, planner: "SuperbatchPlanner", growth: int) -> None:
+        self._planner = planner
+        self._most_rows = [rows * growth for rows in planner.first_rows]
+        self._unions = [_Union() for _ in planner.arrays]
         self._batches: list[CompactBatch] = []
-        self._last, self._uses = np.empty(0, np.int32), np.empty(0, np.float32)
-        self._size = self._kept = self._most_nodes = self._batch = self._active = self._drawing = self._limit = 0
+        self._kept = self._batch = self._active = self._drawing = 0
 
     def add(self, drawn: SampledBatch) -> bool:
         """Take a batch in, unless the superbatch is full; see `ooc.loading.read_strategy.grouped`."""
-        stages, memory = self._planner.stages, self._planner.memory
-        number = self._table.add(drawn.subgraph.node)
-        packed = pack(drawn, number, stages.needs_slots)
+        planner, memory = self._planner, self._planner.memory
+        numbers = [union.number(each.ids(drawn)) for union, each in zip(self._unions, planner.arrays, strict=True)]
+        packed = pack(drawn, planner.of_edges, numbers, planner.stages.needs_slots)
         kept = self._kept + packed.nbytes
-        self._most_nodes = max(self._most_nodes, len(number))
         self._batch = max(self._batch, memory.nbytes(drawn))
         self._active = max(self._active, memory.activation_bytes(drawn))
         self._drawing = max(self._drawing, drawn.subgraph.nbytes)
-        size = self._table.size
-        limit = self._planner.rows_limit(kept, self._batch, self._active, self._drawing)
-        # One batch's room is left: the next superbatch goes on being read while this one's last batches wait for the model.
-        if self._batches and (size > self._most_rows or size + self._most_nodes > limit):
+        limits = planner.rows_limits(kept, self._batch, self._active, self._drawing)
+        fit = all(union.fits(*most) for union, *most in zip(self._unions, self._most_rows, limits, strict=True))
+        if self._batches and not fit:
             return False
-        self._last = _grown(self._last, size)
-        self._last[number] = len(self._batches)
-        self._uses = _grown(self._uses, size)
-        self._uses[number] += 1  # once, also where seeds repeat
+        for union, number, limit in zip(self._unions, numbers, limits, strict=True):
+            union.take(number, len(self._batches), limit)
         self._batches.append(packed)
-        self._size, self._kept, self._limit = size, kept, max(limit, size)
+        self._kept = kept
         return True
 
     def finish(self) -> SuperbatchSketch:
-        node, rank = self._table.ascending(self._size)
-        batches = tuple(CompactBatch(batch.drawn, rank[batch.row]) for batch in self._batches)
-        last, uses = np.empty(self._size, np.int32), np.empty(self._size, np.float32)
-        last[rank], uses[rank] = self._last[: self._size], self._uses[: self._size]
-        return SuperbatchSketch(batches, narrow(node), last, uses, self._limit)
+        arrays, ranks = zip(*(union.finish() for union in self._unions), strict=True)
+        batches = tuple(
+            CompactBatch(batch.drawn, tuple(rank[row] for rank, row in zip(ranks, batch.row, strict=True)))
+            for batch in self._batches
+        )
+        return SuperbatchSketch(batches, arrays)
 
 
 def _grown(array: NDArray[Any], size: int) -> NDArray[Any]:
@@ -160,18 +229,34 @@ class SuperbatchPlanner:
     memory: BatchBytes
     pool_bytes: int
     """for all superbatches and batches that are alive at once"""
-    residents: CachedNodes
-    """what is in memory before the first superbatch"""
+    residents: tuple[CachedNodes, ...]
+    """of each array, what is in memory before the first superbatch"""
     first_bytes: int = FIRST_BYTES
     growth: int = GROWTH
 
-    @property
-    def row_bytes(self) -> int:
-        assert self.stages.load.x is not None
-        return self.stages.load.x.row_bytes
+    @cached_property
+    def arrays(self) -> tuple[BatchArray, ...]:
+        """The arrays that are read from disk."""
+        return tuple(self.stages.disk_arrays.values())
 
-    def rows_limit(self, kept: int, batch: int, active: int, drawing: int) -> int:
-        """Rows in memory at most beside superbatches whose batches take `kept` bytes each, the largest batch `batch`.
+    @cached_property
+    def of_edges(self) -> tuple[bool, ...]:
+        """Of each array, whether its rows are those of edges."""
+        return tuple(each.of_edges for each in self.arrays)
+
+    @cached_property
+    def shares(self) -> tuple[float, ...]:
+        """Of each array, its share of the memory of rows."""
+        return shares_of(self.arrays, self.memory.edges_per_node, self.pool_bytes)
+
+    @property
+    def first_rows(self) -> list[int]:
+        """Of each array, the rows of an epoch's first superbatch at most."""
+        shared = zip(self.arrays, self.shares, strict=True)
+        return [max(1, int(self.first_bytes * share) // each.rows.row_bytes) for each, share in shared]
+
+    def rows_limits(self, kept: int, batch: int, active: int, drawing: int) -> list[int]:
+        """Rows of each array in memory at most beside superbatches whose batches take `kept` bytes each, the largest `batch`.
 
         Taken off: the batches gathered ahead, the one at the model, its activations (`active`, of which there is less,
         measured; the rest is for the memory of the batch before, which waits to be used again); those being drawn
@@ -179,39 +264,86 @@ class SuperbatchPlanner:
         """
         drawn = self.stages.sample.drawing_bytes(drawing)
         besides = (AHEAD + 1) * batch + active + drawn + SUPERBATCHES * kept
-        return max(0, self.pool_bytes - besides) // (self.row_bytes + ROW_BYTES)
+        room, shared = max(0, self.pool_bytes - besides), zip(self.arrays, self.shares, strict=True)
+        return [int(room * share) // (each.rows.row_bytes + ROW_BYTES) for each, share in shared]
 
     def sketches(self, batches: Iterator[SampledBatch]) -> Iterator[SuperbatchSketch]:
         """Superbatches of consecutive batches, none left out; see `ooc.loading.read_strategy.grouped`."""
-        first = max(1, self.first_bytes // self.row_bytes)
-        return grouped(batches, (SuperbatchDraft(self, first * self.growth**k) for k in count()))
+        known = map(self.stages.load.with_edge_ids, batches)
+        return grouped(known, (SuperbatchDraft(self, self.growth**k) for k in count()))
 
     def plan(self, batches: Iterator[SampledBatch]) -> Iterator[Superbatch]:
         """Each superbatch once the next one is known, so that it knows which of its rows that one evicts."""
-        residents, before, waiting = self.residents, np.empty(0, np.int32), None
-        nothing = np.empty(0, np.int32)
+        caches = [_Cache(residents) for residents in self.residents]
+        waiting: SuperbatchSketch | None = None
         sketches = Deferred(self.sketches(batches))
         for sketch in sketches:
-            residents, change = residents.take(sketch.node, sketch.uses, sketch.limit, before)
-            if waiting is not None:
-                yield _linked(*waiting, change.evicted, change.idle, None)
-            waiting, before = (sketch, change, change.idle if waiting is None else nothing), sketch.node
+            before = None if waiting is None else waiting.batches
+            arrays = [cache.take(used, before) for cache, used in zip(caches, sketch.arrays, strict=True)]
+            if before is not None:
+                yield Superbatch(before, tuple(each for each in arrays if each is not None))
+            waiting = sketch
         if waiting is not None:
-            yield _linked(*waiting, before[:0], nothing, residents)
+            yield Superbatch(waiting.batches, tuple(cache.last(waiting.batches) for cache in caches))
         sketches.check()
 
 
+def shares_of(arrays: Sequence[BatchArray], edges_per_node: float, pool_bytes: int) -> tuple[float, ...]:
+    """The share of each array of the memory of rows: as much as a batch's rows take, but no more than all of its rows need.
+
+    The shares depend on no batch, so that all loaders of the same kind keep rows in the same places.
+
+    >>> shares_of([x], 1.0, 10**9)
+    (1.0,)
+    """
+    left, found = 1.0, dict[int, float]()
+    cost = [each.rows.row_bytes + ROW_BYTES for each in arrays]
+    weight = [each * (edges_per_node if array.of_edges else 1.0) for each, array in zip(cost, arrays, strict=True)]
+    whole = [_HEADROOM * each * array.rows.shape[0] / max(1, pool_bytes) for each, array in zip(cost, arrays, strict=True)]
+    order = sorted(range(len(arrays)), key=lambda i: whole[i] / weight[i])  # those that need less than their share come first
+    for position, i in enumerate(order):
+        own = left * weight[i] / sum(weight[j] for j in order[position:])
+        found[i] = own if position == len(order) - 1 else min(own, whole[i])
+        left -= found[i]
+    return tuple(found[i] for i in range(len(arrays)))
+
+
+class _Cache:
+    """Follows what is in memory of one array, superbatch by superbatch."""
+
+    def __init__(self, residents: CachedNodes) -> None:
+        self._residents = residents
+        self._waiting: tuple[UsedRows, CacheChange, NDArray[np.int32]] | None = None
+
+    def take(self, used: UsedRows, before: Sequence[Any] | None) -> RowChanges | None:
+        """The changes of the superbatch before this one, of batches `before`; None for the first."""
+        ids = np.empty(0, np.int32) if self._waiting is None else self._waiting[0].ids
+        self._residents, change = self._residents.take(used.ids, used.uses, used.limit, ids)
+        linked = None
+        if self._waiting is not None and before is not None:
+            linked = _linked(*self._waiting, len(before), change.evicted, change.idle, None)
+        self._waiting = used, change, change.idle if self._waiting is None else np.empty(0, np.int32)
+        return linked
+
+    def last(self, batches: Sequence[Any]) -> RowChanges:
+        """The changes of the last superbatch."""
+        assert self._waiting is not None
+        nothing = np.empty(0, np.int32)
+        return _linked(*self._waiting, len(batches), self._waiting[0].ids[:0], nothing, self._residents)
+
+
 def _linked(
-    sketch: SuperbatchSketch,
+    used: UsedRows,
     change: CacheChange,
     early: NDArray[np.int32],
+    batches: int,
     evicted: NDArray[Any],
     idle: NDArray[np.int32],
     final: CachedNodes | None,
-) -> Superbatch:
-    """The superbatch that `change` reads, of which the next one gives up `evicted` and `idle`."""
-    going = np.empty(len(sketch.node), np.int32)
-    gone = np.empty(int(shared_rows(sketch.node, evicted, going)), np.int32)
-    first = np.zeros(len(sketch.batches) + 1, np.int64)
-    by_last_use(sketch.last, going, gone, first)
-    return Superbatch(sketch, change.carried, change.source, early, idle, gone, first, final)
+) -> RowChanges:
+    """The changes of a superbatch of so many batches, of which the next one gives up `evicted` and `idle`."""
+    going = np.empty(len(used.ids), np.int32)
+    gone = np.empty(int(shared_rows(used.ids, evicted, going)), np.int32)
+    first = np.zeros(batches + 1, np.int64)
+    by_last_use(used.last, going, gone, first)
+    return RowChanges(used, change.carried, change.source, early, idle, gone, first, final)

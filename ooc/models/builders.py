@@ -1,4 +1,4 @@
-"""Built-in models as lists of layers: GraphSAGE, GCN, GAT, GIN, GCNII, APPNP and SGC.
+"""Built-in models as lists of layers: GraphSAGE, GCN, GAT, GIN, GINE, GCNII, APPNP and SGC.
 
 A model runs on sampled blocks and on the whole graph (`full_blocks`) with the same parameters.
 """
@@ -16,12 +16,20 @@ from torch_geometric.utils.sparse import index2ptr
 
 from ooc.graph.aggregation import PreAggregation
 from ooc.graph.blocks import Block
-from ooc.models.convs import BlockGATConv, BlockGCN2Conv, BlockGCNConv, BlockGINConv, BlockPropagation, BlockSAGEConv
+from ooc.models.convs import (
+    BlockGATConv,
+    BlockGCN2Conv,
+    BlockGCNConv,
+    BlockGINConv,
+    BlockGINEConv,
+    BlockPropagation,
+    BlockSAGEConv,
+)
 from ooc.models.layers import Between, DenseLayer, Input, Layer, Norm, run_model
 from ooc.models.memory_efficient import Relu
 from ooc.stores.errors import ConfigError
 
-ModelName = Literal["sage", "gcn", "gat", "gin", "gcnii", "appnp", "sgc"]
+ModelName = Literal["sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp", "sgc"]
 _PROPAGATING = ("appnp", "sgc")
 """models whose layers have no parameters"""
 
@@ -97,11 +105,12 @@ def build_model(
     input_dropout: float | None = None,
     alpha: float = 0.1,
     theta: float = 0.5,
+    edge_dim: int | None = None,
 ) -> Model:
     """Build a model by name.
 
     Args:
-        name: One of "sage", "gcn", "gat", "gin", "gcnii", "appnp" and "sgc".
+        name: One of "sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp" and "sgc".
         in_channels, out_channels: Numbers of input features and of outputs.
         hidden_channels: Width between layers. For gat the width of all heads together, a multiple of `heads`.
         num_layers: Number of layers. For appnp and sgc, each layer is one parameter-free propagation step.
@@ -113,6 +122,7 @@ def build_model(
         input_dropout: Dropout on the features. Default: `dropout` for gcn, gat, gcnii and appnp, as published, else 0.
         alpha: Weight of the initial rows in every layer of gcnii and appnp.
         theta: Strength of gcnii's weights; see `BlockGCN2Conv`.
+        edge_dim: Number of edge features, which gine takes from `Block.edge_attr`; other models take none.
 
     Raises:
         ConfigError: If a value is invalid.
@@ -126,11 +136,15 @@ def build_model(
     if name in ("gcnii", *_PROPAGATING):
         channels = in_channels, hidden_channels, out_channels
         return _deep(name, channels, num_layers, (input_dropout, dropout), rescale, norm, residual, alpha, theta)
+    if name == "gine" and not edge_dim:
+        raise ConfigError(
+            "gine takes edge features: give edge_dim, their number, as of a store with the edge feature edge_attr"
+        )
     widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
     layers = []
     for index, (width_in, width_out) in enumerate(pairwise(widths)):
         last = index == num_layers - 1
-        conv = _make_conv(name, dropout, heads, output_heads, rescale, width_in, width_out, last)
+        conv = _make_conv(name, dropout, heads, output_heads, rescale, width_in, width_out, last, edge_dim or 0)
         options: dict[str, Any] = {"dropout": dropout if index else input_dropout, "residual": residual}
         if not last:
             options |= {"norm": norm, "activation": nn.ELU(inplace=True) if name == "gat" else Relu()}
@@ -187,7 +201,15 @@ def _check(name: str, hidden: int, num_layers: int, dropout: float, heads: int, 
 
 
 def _make_conv(
-    name: str, dropout: float, heads: int, output_heads: int, rescale: bool, width_in: int, width_out: int, last: bool
+    name: str,
+    dropout: float,
+    heads: int,
+    output_heads: int,
+    rescale: bool,
+    width_in: int,
+    width_out: int,
+    last: bool,
+    edge_dim: int,
 ) -> nn.Module:
     if name == "sage":
         return BlockSAGEConv(width_in, width_out)
@@ -196,13 +218,20 @@ def _make_conv(
     if name == "gin":
         # A binary task would otherwise depend on a single hidden unit, which a dead ReLU could silence.
         return BlockGINConv(width_in, width_out, rescale, inner=width_in if last else None)
+    if name == "gine":
+        return BlockGINEConv(width_in, width_out, edge_dim, rescale, inner=width_in if last else None)
     if last:
         return BlockGATConv(width_in, width_out, heads=output_heads, concat=False, dropout=dropout)
     return BlockGATConv(width_in, width_out // heads, heads=heads, dropout=dropout)
 
 
 def full_blocks(
-    edge_index: Tensor, num_nodes: int, num_layers: int, weight: Tensor | None = None, dtype: torch.dtype = torch.float32
+    edge_index: Tensor,
+    num_nodes: int,
+    num_layers: int,
+    weight: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    edge_attr: Tensor | None = None,
 ) -> list[Block]:
     """Return one block per layer in which every node of the graph is both source and destination.
 
@@ -213,6 +242,7 @@ def full_blocks(
         num_nodes, num_layers: Numbers of nodes and of blocks to return.
         weight: Edge weights [e], or None.
         dtype: Floating dtype of the weights.
+        edge_attr: Edge features [e, ...], or None.
 
     >>> blocks = full_blocks(torch.tensor([[0, 1], [1, 0]]), num_nodes=2, num_layers=3)
     >>> model(x, blocks).shape
@@ -231,6 +261,8 @@ def full_blocks(
         loop_weight = last_loop_weight(target[is_loop], weight[is_loop], num_nodes) if has_loops else None
     indptr = index2ptr(target, num_nodes)
     block = Block(edge_index, indptr, num_nodes, num_nodes, indptr.diff(), loops, weight, weight_sum, loop_weight)
+    if edge_attr is not None:
+        block = block._replace(edge_attr=edge_attr[order])
     return [block] * num_layers
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
+from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, GINEConv, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import index_sort, softmax
 
@@ -24,7 +24,9 @@ from ooc.graph.aggregation import FirstInput, FirstLayerAggregates, Kind, PreAgg
 from ooc.graph.bag_sum import bag_sum
 from ooc.graph.blocks import Block, pointers
 from ooc.models.dropout import dropout
+from ooc.models.edge_messages import relu_message_sum
 from ooc.models.memory_efficient import memory_efficient_here, sage_layer, two_products
+from ooc.stores.errors import ConfigError
 
 GATHER_COST = 16
 """multiply-adds that cost as much as gathering one number of a neighbor's row (measured on CPU, 32 to 256 float32 per row)"""
@@ -251,6 +253,33 @@ class BlockGINConv(GINConv):  # type: ignore[misc]
         if isinstance(x, FirstLayerAggregates):
             return self.nn(x.neighbor + (1 + self.eps) * x.self_row)
         neighbor = weighted_sum(x, block, expansion(block) if self.rescale else None)
+        return self.nn(neighbor + (1 + self.eps) * x[: block.num_dst])
+
+
+class BlockGINEConv(GINEConv):  # type: ignore[misc]
+    """PyG's GINEConv (Hu et al., 2020) with a two-layer perceptron on a block: GIN with edge features.
+
+    A message is relu(source row + linear map of the edge's features), `Block.edge_attr` [e, edge_dim] or, for edge_dim 1, [e].
+    `inner` is the width between the perceptron's layers (default: out_channels). Raises ConfigError for a block without edge
+    features.
+    """
+
+    needs_edge_attr = True
+
+    def __init__(
+        self, in_channels: int, out_channels: int, edge_dim: int, rescale: bool = True, inner: int | None = None
+    ) -> None:
+        inner = out_channels if inner is None else inner
+        perceptron = nn.Sequential(nn.Linear(in_channels, inner), nn.ReLU(inplace=True), nn.Linear(inner, out_channels))
+        super().__init__(perceptron, edge_dim=edge_dim)
+        self.edge_dim, self.rescale = edge_dim, rescale
+
+    def forward(self, x: Tensor, block: Block) -> Tensor:
+        if block.edge_attr is None:
+            raise ConfigError("gine takes edge features, and the batch has none: load it with edge_features='edge_attr'")
+        edge_attr = (block.edge_attr.flatten(1) if block.edge_attr.dim() > 1 else block.edge_attr.unsqueeze(1)).to(x.dtype)
+        value = expansion(block) if self.rescale else None
+        neighbor = relu_message_sum(x, edge_attr, self.lin.weight, self.lin.bias, block, value)
         return self.nn(neighbor + (1 + self.eps) * x[: block.num_dst])
 
 

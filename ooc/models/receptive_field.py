@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ooc.models.builders import full_blocks
 from ooc.models.layers import evaluating, looks_up
-from ooc.models.user_models import forward_batch, kind_of
+from ooc.models.user_models import edge_features_for, forward_batch, kind_of
+from ooc.stores.arrays.rows import Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 
@@ -33,16 +34,17 @@ def hops_on(model: nn.Module, dataset: Dataset, num_layers: int | None = None) -
     2
     """
     weighted = dataset.graph.weight_sum is not None
-    return hops_of(model, dataset.num_features, weighted, num_layers, partial(_sampled_rows, dataset))
+    rows = partial(_sampled_rows, dataset.rows("x"))
+    features = [_sampled_rows(dataset.edge_features(name)) for name in edge_features_for(model, dataset)]
+    return hops_of(model, dataset.num_features, weighted, num_layers, rows, *features)
 
 
-def _sampled_rows(dataset: Dataset) -> Tensor:
-    """Rows of x from all over the store, [k, channels]."""
-    rows = dataset.rows("x")
-    node = np.unique(np.linspace(0, dataset.num_nodes - 1, _SAMPLE).astype(np.int64))
-    out = np.empty((len(node), *rows.shape[1:]), rows.dtype)
-    rows.read(node, out)
-    return torch.from_numpy(out.reshape(len(node), -1))
+def _sampled_rows(rows: Rows) -> Tensor:
+    """Rows from all over an array, [k, channels]."""
+    ids = np.unique(np.linspace(0, max(0, rows.shape[0] - 1), min(_SAMPLE, rows.shape[0])).astype(np.int64))
+    out = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
+    rows.read(ids, out)
+    return torch.from_numpy(out.reshape(len(ids), -1))
 
 
 def hops_of(
@@ -51,6 +53,7 @@ def hops_of(
     weighted: bool = False,
     num_layers: int | None = None,
     rows: Callable[[], Tensor] | None = None,
+    edge_rows: Tensor | None = None,
 ) -> int:
     """Return over how many hops of full neighborhoods a node's output is the one on the whole graph.
 
@@ -64,7 +67,8 @@ def hops_of(
         weighted: Whether edges have weights.
         num_layers: As many blocks as the model takes; by default its attribute `num_layers`.
         rows: Returns features [k, in_channels] whose values are tried if the model looks some up in an Embedding, which not
-            every number is in; other models are tried on random numbers.
+            number is in; other models are tried on random numbers.
+        edge_rows: Edge features [k, channels], k at least 1, whose values are tried for a model that takes some.
 
     Raises:
         ConfigError: If no number of hops is enough, the model fails or does not give finite numbers, or `num_layers` is needed
@@ -75,23 +79,26 @@ def hops_of(
     """
     name = type(model).__name__
     if kind_of(model) == "blocks":
-        found = num_layers or getattr(model, "num_layers", None)
+        own = getattr(model, "layers", None)
+        found = num_layers or getattr(model, "num_layers", None) or (len(own) if isinstance(own, nn.ModuleList) else None)
         if not isinstance(found, int):
             raise ConfigError(f"{name} has its own forward(x, blocks): give num_layers, as many as it takes blocks")
         return found
     values = rows() if rows is not None and looks_up(model) else None
     try:
         with evaluating(model):
-            return _found_by_trying(model, in_channels, weighted, values)
+            return _found_by_trying(model, in_channels, weighted, values, edge_rows)
     except ConfigError:
         raise
     except Exception as error:  # a user's code may raise anything
         raise ConfigError(f"{name} fails on a small graph: {type(error).__name__}: {error}") from error
 
 
-def _found_by_trying(model: nn.Module, in_channels: int, weighted: bool, values: Tensor | None) -> int:
+def _found_by_trying(
+    model: nn.Module, in_channels: int, weighted: bool, values: Tensor | None, edge_rows: Tensor | None
+) -> int:
     name = type(model).__name__
-    trial, tolerance = _in_float64(_SmallGraph(model, in_channels, weighted, values))
+    trial, tolerance = _in_float64(_SmallGraph(model, in_channels, weighted, values, edge_rows))
     whole = trial.output(None)
     if not whole.isfinite().all():
         raise ConfigError(f"{name} gives infinite numbers or NaN on a small graph: check its parameters")
@@ -107,12 +114,14 @@ def _found_by_trying(model: nn.Module, in_channels: int, weighted: bool, values:
 
 @dataclass(frozen=True)
 class _SmallGraph:
-    """A model on the small graph, with weights and x in `dtype`; values: what x is made of, [k, in_channels], or None."""
+    """A model on the small graph, with weights and x in `dtype`; values: what x is made of, [k, in_channels], or None;
+    edge_rows: what edge features are drawn from, [k, channels], or None."""
 
     model: nn.Module
     in_channels: int
     weighted: bool
     values: Tensor | None
+    edge_rows: Tensor | None = None
     dtype: torch.dtype = torch.float32
 
     def output(self, hops: int | None) -> Tensor:
@@ -122,11 +131,16 @@ class _SmallGraph:
         edge_index = _graph()
         features = self._features(int(edge_index.max()) + 1, generator)
         weights = torch.rand(edge_index.size(1), generator=generator, dtype=torch.float64) + 0.5
+        edge_attr = None
+        if self.edge_rows is not None:
+            edge_attr = self.edge_rows[torch.randint(len(self.edge_rows), (edge_index.size(1),), generator=generator)]
         if hops is not None:  # nodes up to that depth, and the in-edges of those before it
             kept = edge_index[1] <= 2 * (hops - 1)
             edge_index, weights, features = edge_index[:, kept], weights[kept], features[:, : 2 * hops + 1]
+            edge_attr = None if edge_attr is None else edge_attr[kept]
         weight = weights.to(device, self.dtype) if self.weighted else None
-        blocks = full_blocks(edge_index.to(device), features.size(1), 1, weight, self.dtype)
+        edge_attr = None if edge_attr is None else edge_attr.to(device)
+        blocks = full_blocks(edge_index.to(device), features.size(1), 1, weight, self.dtype, edge_attr)
         batch = SimpleNamespace(edge_index=blocks[0].edge_index, blocks=blocks, batch_size=1)
         rows = []
         for x in features:

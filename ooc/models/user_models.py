@@ -6,6 +6,7 @@ Supported are `forward(x, blocks)`, a ModuleList `layers` without a forward (see
 
 import importlib
 import inspect
+import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from importlib.util import find_spec
@@ -15,10 +16,13 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
+from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from ooc.graph.blocks import EDGE_ATTR
 from ooc.models.hetero import inputs_of, seed_type
 from ooc.models.layers import as_input, run_model
 from ooc.models.pyg_models import pyg_arguments
+from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 
 Kind = Literal["blocks", "layers", "edge_index"]
@@ -146,10 +150,67 @@ def kind_of(model: nn.Module) -> Kind:
     )
 
 
+def takes_edge_attr(model: nn.Module) -> bool:
+    """Whether a model computes with the edge feature `edge_attr`.
+
+    It does if its forward(x, edge_index, ...) has a parameter of that name (PyG's ready models only if they were given
+    `edge_dim`), or if one of its modules has an attribute `needs_edge_attr` that is true, as `ooc`'s own GINE layers.
+    """
+    if any(getattr(module, "needs_edge_attr", False) for module in model.modules()):
+        return True
+    if isinstance(model, BasicGNN):
+        return any(getattr(conv, "edge_dim", None) is not None for conv in model.convs)
+    named = getattr(type(model).forward, "__name__", "") != "_forward_unimplemented"
+    return named and EDGE_ATTR in inspect.signature(model.forward).parameters
+
+
+def edge_features_for(model: nn.Module, dataset: Dataset) -> tuple[str, ...]:
+    """Return the names of the edge features that a model's batches must have.
+
+    Raises ConfigError if the model cannot do without `edge_attr`, and the store has none.
+
+    >>> edge_features_for(build_model("gine", 128, 256, 32, 2, edge_dim=8), ds)
+    ('edge_attr',)
+    """
+    if dataset.is_hetero or not takes_edge_attr(model):
+        return ()
+    there = dataset.manifest.edge_types[0].arrays
+    if EDGE_ATTR in there:
+        return (EDGE_ATTR,)
+    parameter = inspect.signature(model.forward).parameters.get(EDGE_ATTR)
+    if parameter is not None and parameter.default is not parameter.empty and not isinstance(model, BasicGNN):
+        return ()
+    raise ConfigError(
+        f"{type(model).__name__} takes edge features, and {dataset.path} has none called edge_attr (it has: "
+        f"{', '.join(there) or 'none'}): ingest it with `edge_features`, as in edge_attr=f*"
+    )
+
+
+def refuse_edge_attr(model: nn.Module) -> None:
+    """Raise ConfigError for a model that takes edge features, where they are not read."""
+    if takes_edge_attr(model):
+        raise ConfigError(
+            f"{type(model).__name__} takes edge features, which are read for batches of sampled neighborhoods, clusters and "
+            "random subgraphs alone: use mode sampled, cluster or saint"
+        )
+
+
+def edge_dim_of(dataset: Dataset) -> int | None:
+    """Return the number of columns of the edge feature `edge_attr`; None if the store has none.
+
+    >>> edge_dim_of(ds)
+    8
+    """
+    if dataset.is_hetero or EDGE_ATTR not in dataset.manifest.edge_types[0].arrays:
+        return None
+    return math.prod(dataset.edge_features(EDGE_ATTR).shape[1:])
+
+
 def forward_batch(model: nn.Module, batch: Any, checkpoint: bool = False) -> Tensor:
     """Return the model's rows for the seeds of a loader's batch (PyG Data or HeteroData), [batch_size, out_channels].
 
-    A forward with a parameter `edge_weight` receives the sampled edges' weights. `checkpoint` recomputes activations (see
+    A forward with a parameter `edge_weight` receives the sampled edges' weights, and one with `edge_attr` the first of their
+    edge features (see `takes_edge_attr`). `checkpoint` recomputes activations (see
     `run_layers`); raises ConfigError if the model's own forward does not support it.
 
     With HeteroData a forward is given PyG's `x_dict` (see `inputs_of`) and `edge_index_dict`, or blocks, and returns rows of
@@ -176,6 +237,8 @@ def forward_batch(model: nn.Module, batch: Any, checkpoint: bool = False) -> Ten
         return _seeds_of(model(x, batch.edge_index_dict, **extra), batch, typed)
     if "edge_weight" in parameters:
         extra["edge_weight"] = batch.blocks[0].weight
+    if EDGE_ATTR in parameters and takes_edge_attr(model) and batch.blocks[0].edge_attr is not None:
+        extra[EDGE_ATTR] = as_input(batch.blocks[0].edge_attr, model)
     return model(x, batch.edge_index, **extra)[: batch.batch_size]
 
 

@@ -99,7 +99,12 @@ class BatchSample:
         return sum(batch.last for batch in self.batches)
 
 
-def lengths_of(x: Any) -> Lengths:
+def lengths_of(strategy: ReadStrategy) -> list[Lengths]:
+    """How ids of each array on disk are read; see `lengths_in`."""
+    return [lengths_in(each.rows) for each in strategy.stages.disk_arrays.values()]
+
+
+def lengths_in(x: Any) -> Lengths:
     """How the rows' planner reads ids; a read a row where somebody else's code does it."""
     if isinstance(x, ShardedRows):
         return lambda ids: x.plan(ids).length
@@ -111,7 +116,7 @@ def read_cost(x: Any, ids: NDArray[np.int64], max_bytes: int, seconds: float) ->
 
     The device's cost model, scaled to what these reads took: a disk's speed changes by the minute, its shape does not.
     """
-    lengths, model = lengths_of(x), cost_of(x)
+    lengths, model = lengths_in(x), cost_of(x)
     most = max(1, min(len(ids), PIECE_ROWS, max_bytes // x.row_bytes))
     rows = np.empty((most, *x.shape[1:]), x.dtype)
     x.read(ids[:most:WARM_EVERY], rows[: -(-most // WARM_EVERY)])  # compiles the kernels

@@ -123,7 +123,7 @@ def plan(profile: RunProfile, budget: MemoryPlan, run: RunFacts) -> Plan:
     costs, whole = profile.costs, first + later
     pulling_s, pulled, pushed = _histories(first, later, profile, run)
     stages = _stages(whole, profile) | pulling_s
-    edges = profile.sampled_nbytes * (whole.steps + run.upkeep.beforehand)
+    edges = profile.sampled_nbytes * (whole.steps + run.upkeep.beforehand) + whole.edge_nbytes
     seconds_per_epoch = whole.seconds / whole.steps * run.steps_per_epoch
     others = {
         name: sum(_shares((other,), profile, run), Share()).seconds / whole.steps * run.steps_per_epoch

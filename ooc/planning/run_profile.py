@@ -8,10 +8,10 @@ training is the same to the bit with and without it.
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -49,6 +49,8 @@ TOGETHER = 3
 
 Seen = Callable[[Any], None]
 """called with what each group of batches reads"""
+STAND_IN_BYTES = 2**22
+"""of the rows that stand for those of edge features"""
 EVALUATED = 3
 """Batches of evaluation that the model runs on, the first to warm up"""
 CHEAP_SECONDS = 0.3
@@ -77,6 +79,22 @@ class StandInRows:
         self.rows, self.cost = rows, cost_of(like)
 
 
+class TrialRows(NamedTuple):
+    """Rows in memory for those of nodes (None without features) and of edge features."""
+
+    x: Any
+    of_edges: list[Any]
+
+    def under(self, stages: BatchStages) -> BatchStages:
+        """The stages with these rows."""
+        return stages.over(self.x, self.of_edges)
+
+
+def few_rows(like: Any) -> AnyArray:
+    """Zeros in place of some rows of an array on disk."""
+    return np.zeros((max(1, min(like.shape[0], STAND_IN_BYTES // like.row_bytes)), *like.shape[1:]), like.dtype)
+
+
 def ignored(reads: Any) -> None:
     """A `Seen` that does nothing."""
 
@@ -91,15 +109,15 @@ class ReadModel(ABC):
     """whether `load` is a part of each batch's work"""
 
     @abstractmethod
-    def simulate(self, drawn: Iterable[SampledBatch], lengths: Lengths, seen: Seen = ignored) -> SimulatedReads:
-        """Count what training reads for batches `drawn`."""
+    def simulate(self, drawn: Iterable[SampledBatch], lengths: Sequence[Lengths], seen: Seen = ignored) -> SimulatedReads:
+        """Count what training reads for batches `drawn`. lengths: of each array on disk."""
 
     def following(self, simulated: Any) -> Self | None:
         """The model of the epoch after; None where that reads as much as the first."""
         return None
 
     @abstractmethod
-    def measure(self, trial: RunTrial, first: Any, base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, Any]:
+    def measure(self, trial: RunTrial, first: Any, base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, "TrialRows"]:
         """Run the stages for about `seconds` each. first: what the first group reads; base: what is known already.
 
         Returns what the stages cost, the most bytes of the process while the model was run (but for rows and aggregates), and
@@ -108,49 +126,64 @@ class ReadModel(ABC):
 
     def load(self, load: LoadStage, drawn: SampledBatch) -> LoadedBatch:
         """A batch with rows, or their aggregates, out of those in memory."""
-        if isinstance(load.x, StandInRows):
-            return load.take(drawn, load.x.rows, drawn.subgraph.node % len(load.x.rows))
-        return load.load(drawn)
+        if load.pre_aggregation is not None and not isinstance(load.x, StandInRows):
+            return load.load(drawn)
+        known = load.with_edge_ids(drawn)
+        there = {
+            number: (each.rows.rows, each.ids(known) % len(each.rows.rows))
+            for number, each in enumerate(load.arrays)
+            if isinstance(each.rows, StandInRows)
+        }
+        return load.take(known, there)
 
 
 class InMemoryModel(ReadModel):
     """Of rows in memory: the pipeline itself, for a while."""
 
-    def simulate(self, drawn: Iterable[SampledBatch], lengths: Lengths, seen: Seen = ignored) -> SimulatedInMemory:
+    def simulate(self, drawn: Iterable[SampledBatch], lengths: Sequence[Lengths], seen: Seen = ignored) -> SimulatedInMemory:
         nodes = []
         for batch in drawn:
             nodes.append(len(batch.subgraph.node))
             seen(None)
         return SimulatedInMemory(sum(nodes) / max(1, len(nodes)))
 
-    def measure(self, trial: RunTrial, first: Any, base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, Any]:
+    def measure(self, trial: RunTrial, first: Any, base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, TrialRows]:
         prefetch, cursors = trial.loader.prefetch, (Cursor(0, step) for step in range(trial.steps))
         pipeline = self.strategy.apart().pipeline(cursors, trial.loader.budget, prefetch, {})
-        return *run_together(pipeline, trial.step, base, ["read", "collate"], prefetch, seconds), self.strategy.stages.load.x
+        load = self.strategy.stages.load
+        rows = TrialRows(load.x, [each.rows for each in load.edge_features])
+        return *run_together(pipeline, trial.step, base, ["read", "collate"], prefetch, seconds), rows
 
 
 @dataclass(frozen=True)
 class SuperbatchModel(ReadModel):
-    """Of superbatches. residents: rows in memory before the first."""
+    """Of superbatches. residents: of each array the rows in memory before the first; None: none."""
 
     strategy: Superbatches
-    residents: CachedNodes = field(default_factory=CachedNodes.none)
+    residents: tuple[CachedNodes, ...] | None = None
 
-    def simulate(self, drawn: Iterable[SampledBatch], lengths: Lengths, seen: Seen = ignored) -> SimulatedSuperbatches:
+    def simulate(
+        self, drawn: Iterable[SampledBatch], lengths: Sequence[Lengths], seen: Seen = ignored
+    ) -> SimulatedSuperbatches:
         return simulate_superbatches(self.strategy.planner(self.pool, self.residents), drawn, lengths, seen)
 
     def following(self, simulated: SimulatedSuperbatches) -> Self:
         return replace(self, residents=simulated.residents)
 
-    def measure(self, trial: RunTrial, first: Ids, base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, Any]:
-        """On rows that stand for those on disk; these are read in part."""
-        budget, x = trial.loader.budget, self.strategy.disk_rows
-        read, read_cpu, rows = read_cost(x, first, budget.trial_rows, seconds)
+    def measure(self, trial: RunTrial, first: list[Ids], base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, TrialRows]:
+        """On rows that stand for those on disk; those of the first array are read in part."""
+        budget, load = trial.loader.budget, self.strategy.stages.load
+        number, array = next(iter(self.strategy.stages.disk_arrays.items()))
+        read, read_cpu, rows = read_cost(array.rows, first[0], budget.trial_rows, seconds)
         known = replace(base, read=read, read_cpu=read_cpu)
-        stand_in: Any = StandInRows(x, rows)
-        pipeline = self._warm_pipeline(self.strategy.stages.apart().over(stand_in), trial.steps, budget.in_flight)
+        stand_ins = [
+            StandInRows(each.rows, rows if i == number else few_rows(each.rows)) if each.on_disk else each.rows
+            for i, each in enumerate(load.arrays)
+        ]
+        own = TrialRows(None if load.x is None else stand_ins.pop(0), stand_ins)
+        pipeline = self._warm_pipeline(own.under(self.strategy.stages.apart()), trial.steps, budget.in_flight)
         costs, peak = run_together(pipeline, trial.step, known, ["collate"], WARM_STEPS, seconds)
-        return costs, peak - rows.nbytes, stand_in
+        return costs, peak - rows.nbytes, own
 
     def _warm_pipeline(self, stages: BatchStages, steps: int, max_bytes: int) -> Pipeline:
         """Batches of the first steps as training makes them, but that none is read from the disk."""
@@ -169,13 +202,15 @@ class ScanModel(ReadModel):
     strategy: SharedScans
     gathers: ClassVar[bool] = False
 
-    def simulate(self, drawn: Iterable[SampledBatch], lengths: Lengths, seen: Seen = ignored) -> SimulatedScans:
-        return simulate_scans(self.strategy, drawn, self.pool, lengths, seen)
+    def simulate(self, drawn: Iterable[SampledBatch], lengths: Sequence[Lengths], seen: Seen = ignored) -> SimulatedScans:
+        return simulate_scans(self.strategy, drawn, self.pool, lengths[0], seen)
 
-    def measure(self, trial: RunTrial, first: SharedScan, base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, Any]:
+    def measure(
+        self, trial: RunTrial, first: SharedScan, base: BatchCosts, seconds: float
+    ) -> tuple[BatchCosts, int, TrialRows]:
         """On a part of the first scan."""
         found = try_scan(self.strategy.apart(), first, trial.steps, trial.step, base, seconds)
-        return *found, self.strategy.disk_rows
+        return *found, TrialRows(self.strategy.disk_rows, [])
 
     def load(self, load: LoadStage, drawn: SampledBatch) -> LoadedBatch:
         """With zeros for its aggregates."""
@@ -234,7 +269,7 @@ def profile(trial: RunTrial, seconds: float, variants: bool = True) -> RunProfil
     topology = sampling.stages.sample.topology
     topology.warm()
     model = model_of(sampling.apart(), sampling.pool(budget))
-    model.simulate(batches_of(model.strategy, 0, 1), lengths_of(sampling.disk_rows))  # loads the kernels
+    model.simulate(batches_of(model.strategy, 0, 1), lengths_of(sampling))  # loads the kernels
     sample = BatchSample(batches_of(sampling, 0, trial.steps), budget.trial_batches(), seconds / 2)
     first, base = _counted(model, sample)
     count, whole, histories = len(sample.batches), sample.steps == trial.steps, trial.histories
@@ -265,9 +300,9 @@ def profile(trial: RunTrial, seconds: float, variants: bool = True) -> RunProfil
 
 def _counted(model: ReadModel, sample: BatchSample) -> tuple[SimulatedReads, BatchCosts]:
     """(what the batches of a sample read, what sampling and grouping them cost)."""
-    lengths, planning_s = lengths_of(model.strategy.disk_rows), 0.0
+    planning_s = 0.0
 
-    def timed(ids: Ids) -> Ids:  # planning reads is part of reading, not of grouping
+    def timed(lengths: Lengths, ids: Ids) -> Ids:  # planning reads is part of reading, not of grouping
         nonlocal planning_s
         begun = time.perf_counter()
         found = lengths(ids)
@@ -275,9 +310,9 @@ def _counted(model: ReadModel, sample: BatchSample) -> tuple[SimulatedReads, Bat
         return found
 
     begun = time.perf_counter()
-    found = model.simulate(sample, timed, sample.formed)
+    found = model.simulate(sample, [partial(timed, each) for each in lengths_of(model.strategy)], sample.formed)
     group_s = (time.perf_counter() - begun - sample.total_s - planning_s) / len(sample.batches)
-    grouped = model.strategy.disk_rows is not None
+    grouped = model.strategy.reads_disk
     return found, BatchCosts(sample.batch_s, group_s * grouped, cores=len(os.sched_getaffinity(0)))
 
 
@@ -287,19 +322,19 @@ def _later(model: ReadModel, first: SimulatedReads, trial: RunTrial, seconds: fl
     if trial.epochs < 2 or following is None:
         return ()
     sample = BatchSample(batches_of(model.strategy.apart(), 1, trial.steps), trial.loader.budget.trial_batches(), seconds)
-    found = following.simulate(sample, lengths_of(model.strategy.disk_rows))
+    found = following.simulate(sample, lengths_of(model.strategy))
     return (found,) if sample.steps == trial.steps else ()
 
 
-def evaluation(loader: BatchLoader, rows: Any, forward: Step, seconds: float) -> Evaluation:
+def evaluation(loader: BatchLoader, rows: TrialRows, forward: Step, seconds: float) -> Evaluation:
     """What scoring a split takes, from its first batches, as small as they have to be. rows: in memory, for all others."""
     strategy = loader.strategy.apart()
-    pool, in_memory = strategy.pool(loader.budget), strategy.disk_rows is None
+    pool, in_memory = strategy.pool(loader.budget), not strategy.reads_disk
     most = loader.budget.trial_batches(pool - loader.budget.batches)
     sample = BatchSample(batches_of(strategy, 0, len(loader)), most, seconds, patience=1)
     model = model_of(strategy, pool)
-    found = model.simulate(sample, lengths_of(strategy.disk_rows))
-    parts, stages = len(sample.batches) / max(1, sample.steps), strategy.apart().stages.over(rows)
+    found = model.simulate(sample, lengths_of(strategy))
+    parts, stages = len(sample.batches) / max(1, sample.steps), rows.under(strategy.apart().stages)
     taken, drawn = [], sample.batches[:EVALUATED]
     sample.batches.clear()
     while drawn:
@@ -312,18 +347,19 @@ def evaluation(loader: BatchLoader, rows: Any, forward: Step, seconds: float) ->
     return Evaluation(len(loader) * parts, batch_s, sample.batch_s, None if in_memory else found)
 
 
-def variations(model: ReadModel, budget: MemoryPlan) -> Iterator[tuple[str, ReadModel, Lengths]]:
+def variations(model: ReadModel, budget: MemoryPlan) -> Iterator[tuple[str, ReadModel, list[Lengths]]]:
     """Other settings worth trying where rows are on disk: (what to do, the model with them, how its rows would be read)."""
-    x: Any = model.strategy.disk_rows
-    if x is None:
+    if not model.strategy.reads_disk:
         return
+    x: Any = model.strategy.disk_rows
+    lengths = lengths_of(model.strategy)
     for percent in (50, 100):
         more = budget.memory * percent // 100
         name = f"{format_bytes(budget.memory + more)} of memory"
-        yield name, replace(model, pool=model.pool + more), lengths_of(x)
+        yield name, replace(model, pool=model.pool + more), lengths
     if isinstance(x, ShardedRows) and x.dtype == np.float32:
         half = x.row_bytes // 2
         plan = partial(plan_by_cost, row_bytes=half, cost=x.cost, count=x.shape[0], alignment=x.engine.alignment)
         rows: Any = StandInRows(x, np.empty((1, *x.shape[1:]), np.float16))
         name = "features stored as float16"
-        yield name, replace(model, strategy=model.strategy.over(rows)), lambda ids: plan(ids).length
+        yield name, replace(model, strategy=model.strategy.over(rows)), [lambda ids: plan(ids).length, *lengths[1:]]

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CachedNodes
+from ooc.loading.stages import BatchArray
 from ooc.loading.superbatch import PIECE_ROWS
-from ooc.loading.superbatch_plan import ROW_BYTES, SUPERBATCHES, SuperbatchPlanner
+from ooc.loading.superbatch_plan import ROW_BYTES, SUPERBATCHES, CompactBatch, RowChanges, SuperbatchPlanner
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.io.read_plan import ReadCost
 
@@ -29,7 +30,8 @@ FREE = ReadCost(0.0, 1e-18)
 
 @dataclass(frozen=True)
 class Share:
-    """What some batches of a run take. read_s: in which something was read; sum_s: spent on aggregates of shared scans."""
+    """What some batches of a run take. nbytes, edge_nbytes: of the rows of nodes and of edges that are read; read_s: in which
+    something was read; sum_s: spent on aggregates of shared scans."""
 
     steps: float = 0
     seconds: float = 0.0
@@ -39,6 +41,7 @@ class Share:
     read_s: float = 0.0
     sum_s: float = 0.0
     model_s: float = 0.0
+    edge_nbytes: float = 0.0
 
     def __add__(self, other: "Share") -> "Share":
         return Share(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -87,7 +90,7 @@ class BatchCosts:
     cores: int = 1
     pace: AggregationSpeed | None = None
 
-    def read_s(self, load: "SuperbatchLoad") -> float:
+    def read_s(self, load: "SuperbatchLoad | ArrayLoad") -> float:
         return load.extents * self.read.read_s + load.nbytes * self.read.byte_s
 
     def batch_s(self, load: "SuperbatchLoad") -> float:
@@ -142,37 +145,70 @@ class SimulatedInMemory(SimulatedReads):
 
 
 @dataclass(frozen=True)
-class SuperbatchLoad:
-    """What a superbatch wants of the disk and of the memory.
+class ArrayLoad:
+    """What a superbatch wants of one array.
 
-    asked: int64[batches], rows each batch wants; limit: rows in memory at most while it is read; kept: bytes of its batches
-    while they wait. Rows evicted: early, before anything is read for it; idle, as soon as its first batch is gathered; freed,
-    int64[batches], after each batch.
+    row_bytes: as stored; rows_read, extents, nbytes: of the disk; limit: rows in memory at most while it is read. Rows evicted:
+    early, before anything is read for it; idle, as soon as its first batch is gathered; freed, int64[batches], after each
+    batch.
     """
 
-    asked: NDArray[np.int64]
+    of_edges: bool
+    row_bytes: int
     rows_read: int
     extents: int
     nbytes: int
     limit: int
-    kept: int
     early: int
     idle: int
     freed: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SuperbatchLoad:
+    """What a superbatch wants of the disk and of the memory.
+
+    asked: int64[batches], rows of nodes each batch wants; kept: bytes of its batches while they wait; arrays: those that are
+    read from disk.
+    """
+
+    asked: NDArray[np.int64]
+    kept: int
+    arrays: tuple[ArrayLoad, ...]
 
     @property
     def batches(self) -> int:
         return len(self.asked)
 
+    @property
+    def extents(self) -> int:
+        return sum(each.extents for each in self.arrays)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in self.arrays)
+
+    @property
+    def edge_nbytes(self) -> int:
+        """Bytes of edge features."""
+        return sum(each.nbytes for each in self.arrays if each.of_edges)
+
+    @property
+    def rows_read(self) -> int:
+        """Rows of nodes; where these are in memory, all that are wanted."""
+        if all(each.of_edges for each in self.arrays):
+            return int(self.asked.sum())
+        return sum(each.rows_read for each in self.arrays if not each.of_edges)
+
 
 @dataclass(frozen=True)
 class SimulatedSuperbatches(SimulatedReads):
-    """The superbatches of an epoch's first batches. before: rows in memory before the first; residents: what is in memory
-    after the last."""
+    """The superbatches of an epoch's first batches. Of each array, before: rows in memory before the first; residents: what is
+    in memory after the last."""
 
     loads: tuple[SuperbatchLoad, ...]
-    before: int
-    residents: CachedNodes
+    before: tuple[int, ...]
+    residents: tuple[CachedNodes, ...]
 
     @property
     def groups(self) -> list[int]:
@@ -202,33 +238,50 @@ class SimulatedSuperbatches(SimulatedReads):
 
     def peak_bytes(self, costs: BatchCosts, steps: float, row_bytes: int) -> int:
         rows = simulate(self.loads, costs, self.before).peak_rows
-        return rows * (row_bytes + ROW_BYTES) + SUPERBATCHES * max(load.kept for load in self.loads)
+        shown = zip(rows, self.loads[0].arrays, strict=True)
+        own = sum(most * ((each.row_bytes if each.of_edges else row_bytes) + ROW_BYTES) for most, each in shown)
+        return own + SUPERBATCHES * max(load.kept for load in self.loads)
 
 
 def simulate_superbatches(
-    planner: SuperbatchPlanner, drawn: Iterable[SampledBatch], lengths: Lengths, seen: Callable[[Ids], None]
+    planner: SuperbatchPlanner, drawn: Iterable[SampledBatch], lengths: Sequence[Lengths], seen: Callable[[list[Ids]], None]
 ) -> SimulatedSuperbatches:
-    """Group `drawn` as training would, and count instead of reading; `seen` is called with the rows that each one reads."""
+    """Group `drawn` as training would, and count instead of reading.
+
+    lengths: of each array; `seen` is called with the rows of each that a superbatch reads.
+    """
     loads, residents = [], planner.residents
     for superbatch in planner.plan(iter(drawn)):
-        sketch, missing = superbatch.sketch, superbatch.missing
-        extents, nbytes = planned(missing, lengths)
-        loads.append(
-            SuperbatchLoad(
-                asked=np.array([len(batch.row) for batch in sketch.batches], np.int64),
-                rows_read=len(missing),
-                extents=extents,
-                nbytes=nbytes,
-                limit=sketch.limit,
-                kept=sum(batch.nbytes for batch in sketch.batches),
-                early=len(superbatch.early),
-                idle=len(superbatch.idle),
-                freed=np.diff(superbatch.first),
-            )
-        )
-        residents = superbatch.final or residents
+        missing = [each.missing for each in superbatch.arrays]
+        own = zip(planner.arrays, superbatch.arrays, missing, lengths, strict=True)
+        asked = [_nodes_of(batch, planner.of_edges) for batch in superbatch.batches]
+        kept = sum(batch.nbytes for batch in superbatch.batches)
+        loads.append(SuperbatchLoad(np.array(asked, np.int64), kept, tuple(_array_load(*each) for each in own)))
+        residents = tuple(each.final or before for each, before in zip(superbatch.arrays, residents, strict=True))
         seen(missing)
-    return SimulatedSuperbatches(tuple(loads), len(planner.residents.node), residents)
+    return SimulatedSuperbatches(tuple(loads), tuple(len(each.node) for each in planner.residents), residents)
+
+
+def _nodes_of(batch: CompactBatch, of_edges: Sequence[bool]) -> int:
+    """Rows of nodes that a batch asks for."""
+    if all(of_edges):
+        return len(batch.drawn.subgraph.node)
+    return sum(len(row) for row, edges in zip(batch.row, of_edges, strict=True) if not edges)
+
+
+def _array_load(array: BatchArray, changes: RowChanges, missing: Ids, lengths: Lengths) -> ArrayLoad:
+    extents, nbytes = planned(missing, lengths)
+    return ArrayLoad(
+        of_edges=array.of_edges,
+        row_bytes=array.rows.row_bytes,
+        rows_read=len(missing),
+        extents=extents,
+        nbytes=nbytes,
+        limit=changes.used.limit,
+        early=len(changes.early),
+        idle=len(changes.idle),
+        freed=np.diff(changes.first),
+    )
 
 
 def cost_of(x: Any) -> ReadCost:
@@ -243,11 +296,11 @@ def planned(ids: NDArray[np.int64], lengths: Lengths) -> tuple[int, int]:
 
 
 class Timeline(NamedTuple):
-    """done: float64[batches], when the model is through with each batch, in seconds from the first request; peak_rows: the most
-    rows in memory."""
+    """done: float64[batches], when the model is through with each batch, in seconds from the first request; peak_rows: of each
+    array the most rows in memory."""
 
     done: NDArray[np.float64]
-    peak_rows: int
+    peak_rows: tuple[int, ...]
 
 
 class _Pool:
@@ -273,35 +326,44 @@ class _Pool:
         return time, taken
 
 
-def simulate(loads: Sequence[SuperbatchLoad], costs: BatchCosts, before: int = 0) -> Timeline:
+def simulate(loads: Sequence[SuperbatchLoad], costs: BatchCosts, before: Sequence[int]) -> Timeline:
     """Follow `ooc.loading.superbatch` through its three pipelines: sampling runs two superbatches ahead of reading, reading
     goes on while the batches of the superbatch before make room, one batch is gathered ahead of the model.
 
-    before: rows in memory at the beginning.
+    before: of each array the rows in memory at the beginning.
     """
-    pool, rate = _Pool(before), max(costs.sample_s, costs.group_s)
+    pools, rate = [_Pool(rows) for rows in before], max(costs.sample_s, costs.group_s)
     grouped = reader = gathered = model = asked_for = 0.0
     served = [0.0, 0.0]  # when the superbatches two and one before began to be served
     done: list[float] = []
     for w, load in enumerate(loads):
         ahead = loads[w + 1].batches if w + 1 < len(loads) else 0
         grouped = max(grouped, served[-2]) + rate * (ahead + (load.batches if w == 0 else 0))
-        reader, left = max(reader, grouped), load.rows_read
-        row_s = costs.read_s(load) / max(1, left)
-        pool.free(reader, load.early)
-        while left:
-            reader, taken = pool.take(reader, min(PIECE_ROWS[0], left), min(PIECE_ROWS[1], left), load.limit)
-            reader, left = reader + taken * row_s, left - taken
+        reader = max(reader, grouped)
+        for pool, each in zip(pools, load.arrays, strict=True):
+            reader = _read(pool, each, costs, reader)
         served.append(max(reader, gathered))
         batch_s = costs.batch_s(load)
         for k in range(load.batches):
             gathered = max(gathered, asked_for, served[-1]) + costs.collate_s
-            pool.free(gathered, load.idle if k == 0 else 0)
-            pool.free(gathered, int(load.freed[k]))
+            for pool, each in zip(pools, load.arrays, strict=True):
+                pool.free(gathered, each.idle if k == 0 else 0)
+                pool.free(gathered, int(each.freed[k]))
             asked_for = max(model, gathered)  # the model takes it, and the next one is begun
             model = asked_for + batch_s
             done.append(model)
-    return Timeline(np.array(done), pool.peak)
+    return Timeline(np.array(done), tuple(pool.peak for pool in pools))
+
+
+def _read(pool: _Pool, load: ArrayLoad, costs: BatchCosts, start: float) -> float:
+    """When the rows of one array are read that are begun with at `start`."""
+    time, left = start, load.rows_read
+    row_s = costs.read_s(load) / max(1, left)
+    pool.free(time, load.early)
+    while left:
+        time, taken = pool.take(time, min(PIECE_ROWS[0], left), min(PIECE_ROWS[1], left), load.limit)
+        time, left = time + taken * row_s, left - taken
+    return time
 
 
 def _share(loads: Sequence[SuperbatchLoad], line: Timeline, costs: BatchCosts, begin: int, end: int) -> Share:
@@ -310,7 +372,8 @@ def _share(loads: Sequence[SuperbatchLoad], line: Timeline, costs: BatchCosts, b
     return Share(
         steps=last - first,
         seconds=float(line.done[last - 1] - (line.done[first - 1] if first else 0.0)) if last else 0.0,
-        nbytes=sum(load.nbytes for load in some),
+        nbytes=sum(load.nbytes - load.edge_nbytes for load in some),
+        edge_nbytes=sum(load.edge_nbytes for load in some),
         rows_read=sum(load.rows_read for load in some),
         rows_asked=sum(int(load.asked.sum()) for load in some),
         read_s=sum(costs.read_s(load) for load in some),

@@ -18,7 +18,7 @@ from ooc.history.history import Growth
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.pass_plan import ram_bytes
 from ooc.layerwise.scores import ExactScores
-from ooc.layerwise.shape import besides_bytes, has_layers
+from ooc.layerwise.shape import besides_bytes, has_layers, own_way
 from ooc.loading.arguments import weight_column_of
 from ooc.loading.base import BatchLoader
 from ooc.loading.neighbor_loader import NeighborLoader
@@ -28,7 +28,7 @@ from ooc.models.builders import pre_aggregation_of
 from ooc.models.compile import compile_model, many_variants
 from ooc.models.layers import autocast, evaluating
 from ooc.models.receptive_field import hops_on
-from ooc.models.user_models import forward_batch
+from ooc.models.user_models import edge_features_for, forward_batch
 from ooc.planning.choose_mode import ModeTraits
 from ooc.planning.run_plan import Plan, RunFacts, Upkeep, plan
 from ooc.planning.run_profile import RunTrial, profile
@@ -85,6 +85,11 @@ class BatchMode(NodeMode):
         return self.by_layers and self.config.evaluate == "layerwise"
 
     @cached_property
+    def edge_features(self) -> tuple[str, ...]:
+        """Those that batches have: what the model takes."""
+        return edge_features_for(self.model, self.dataset)
+
+    @cached_property
     def hops(self) -> int:
         """Hops of the neighborhoods that the outputs of a model with its own forward depend on."""
         return hops_on(self.model, self.dataset, self.config.layers)
@@ -93,9 +98,9 @@ class BatchMode(NodeMode):
         """See `Mode`; what cannot be done with a model that has its own forward is said before it is trained."""
         if self.by_layers:
             return super().notes()
-        name = type(self.model).__name__
-        own = f"{name} has its own forward: `ooc infer` computes it on full neighborhoods, and modes history and full refuse it"
-        return [*super().notes(), own]
+        name = self.config.model if ":" not in self.config.model else type(self.model).__name__
+        why = f"{name} {own_way(self.model)}"
+        return [*super().notes(), f"{why}: `ooc infer` computes it on full neighborhoods, and modes history and full refuse it"]
 
     def _share_block_policy(self) -> None:
         """One policy for freed blocks in training and scores: the training loader's, else the scores' loaders'."""
@@ -140,6 +145,7 @@ class BatchMode(NodeMode):
             **WHOLE,
             "budget": self.budget,
             "pre_aggregation": pre_aggregation_of(self.model),
+            "edge_features": self.edge_features,
         }
 
     def _subgraphs(self) -> dict[str, Any]:
@@ -150,6 +156,7 @@ class BatchMode(NodeMode):
             "seed": config.seed,
             "device": self.device,
             "budget": self.budget,
+            "edge_features": self.edge_features,
         }
         return {"input_nodes": config.train_split, **model, **WHOLE, **common}
 

@@ -42,11 +42,20 @@ def takes_floats(config: RunConfig) -> bool:
     return ":" not in config.model
 
 
-def make_model(config: NodeConfig, in_channels: int, channels: int, degrees: Callable[[], Tensor] | None = None) -> nn.Module:
-    """The configured model, its parameters drawn from the seed alone. degrees: see `load_model`."""
+def make_model(
+    config: NodeConfig,
+    in_channels: int,
+    channels: int,
+    degrees: Callable[[], Tensor] | None = None,
+    edge_dim: int | None = None,
+) -> nn.Module:
+    """The configured model, its parameters drawn from the seed alone. degrees: see `load_model`; edge_dim: columns of the edge
+    feature `edge_attr`, None where there is none."""
     torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
     shape: dict[str, Any] = {"in_channels": in_channels, "hidden_channels": config.hidden, "out_channels": channels}
     shape |= {"num_layers": config.layers} | {name: getattr(config, name) for name in _SHARED}
+    if edge_dim is not None:
+        shape["edge_dim"] = edge_dim
     if ":" in config.model:
         asked = [name for name in changed(config, *_SHARED) if getattr(config, name)]
         made = load_model(config.model, shape, config.model_args, asked, config.folders, degrees)
@@ -56,6 +65,11 @@ def make_model(config: NodeConfig, in_channels: int, channels: int, degrees: Cal
         return made
     if config.model_args:
         raise ConfigError(f"model_args are for a class of your own (package.module:Class), not for {config.model}")
+    if config.model == "gine" and not edge_dim:
+        raise ConfigError(
+            f"gine takes edge features, and {config.store} has none called edge_attr: ingest it with `edge_features`, as in "
+            "edge_attr=f*"
+        )
     own = {name: getattr(config, name) for name in _BUILT_IN if name in type(config).model_fields}
     return build_model(config.model, **shape, **own)
 

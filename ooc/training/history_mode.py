@@ -18,7 +18,7 @@ from ooc.history.refresh import Refresh, Refresher, refresh
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.loading.base import AHEAD
 from ooc.planning.choose_mode import ModeTraits
-from ooc.planning.measure import lengths_of
+from ooc.planning.measure import lengths_in
 from ooc.planning.run_plan import Upkeep
 from ooc.planning.simulate_history import STAMP_BYTES, HistoryShape
 from ooc.planning.simulate_superbatches import cost_of
@@ -257,7 +257,7 @@ class HistoryMode(PartMode):
             layers = len(histories.row_bytes)
             for field in drift_sample(self.dataset.graph, sample, layers, self.batch_budget.max_batch, row_bytes):
                 node = np.sort(field.node)
-                read += 0 if rows is None else int(lengths_of(rows)(node).sum())
+                read += 0 if rows is None else int(lengths_in(rows)(node).sum())
                 below = histories.row_bytes[: layers - len(field.num_edges)]
                 read += sum(int(histories.lengths(node, each).sum()) for each in below)
                 own = np.sort(field.node[: field.num_nodes[0]])

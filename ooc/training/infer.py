@@ -28,7 +28,7 @@ from ooc.layerwise.shape import has_layers
 from ooc.loading.arguments import check_store
 from ooc.metrics.tasks import LabelTask
 from ooc.models.pyg_models import degree_histogram
-from ooc.models.user_models import find_class
+from ooc.models.user_models import edge_dim_of, find_class
 from ooc.runtime.restoring import settings_restored
 from ooc.stores.arrays.rows import AnyArray, Rows
 from ooc.stores.dataset import Dataset
@@ -277,8 +277,8 @@ class _Work:
         run = Path(self.model)
         config = self.consent(run, self.store.path if isinstance(self.store, Dataset) else Path(self.store))
         with self._dataset(takes_floats(config)) as dataset:
-            task = _task(dataset, config)
-            made = make_model(config, dataset.num_features, task.channels, partial(degree_histogram, dataset.graph))
+            task, degrees = _task(dataset, config), partial(degree_histogram, dataset.graph)
+            made = make_model(config, dataset.num_features, task.channels, degrees, edge_dim_of(dataset))
             _load(made, run)
             yield dataset, made, task
 

@@ -14,6 +14,7 @@ from ooc.layerwise.scores import ExactScores
 from ooc.metrics.losses import LabelLoss
 from ooc.metrics.tasks import LabelTask
 from ooc.models.pyg_models import degree_histogram
+from ooc.models.user_models import edge_dim_of
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
@@ -45,7 +46,8 @@ class NodeMode(LabelMode):
 
     def _make_model(self) -> torch.nn.Module:
         degrees = partial(degree_histogram, self.dataset.graph)
-        return make_model(self.config, self.dataset.num_features, self.task.channels, degrees).to(self.device)
+        sizes = self.dataset.num_features, self.task.channels
+        return make_model(self.config, *sizes, degrees, edge_dim_of(self.dataset)).to(self.device)
 
     @property
     def batch_budget(self) -> MemoryPlan:

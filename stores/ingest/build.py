@@ -156,13 +156,12 @@ class _Build:
         }
 
     def _unused(self, of_nodes: list[str], of_edges: list[str]) -> list[str]:
-        """Say which arrays are stored and reach no batch, a line for nodes and one for edges."""
+        """Say which arrays are stored and reach no batch by themselves, a line for nodes and one for edges."""
         lines = []
         if others := sorted({*of_nodes} - {"x"}):
             lines.append(f"stored, but not in batches: {', '.join(others)} (of nodes: ds.rows(NAME), by batch.n_id)")
-        if of_edges and self.events is None:
-            shown = ", ".join(sorted(of_edges))
-            lines.append(f"stored, but not in batches: {shown} (of edges: ds.edge_features(NAME), by batch.e_id)")
+        if self.events is None and (others := sorted({*of_edges} - {"edge_attr"})):
+            lines.append(f"stored, in batches on request: {', '.join(others)} (of edges: edge_features=[NAME] of a loader)")
         return lines
 
     def _columns(self) -> EdgeColumns:

@@ -114,11 +114,12 @@ def test_rows_read_are_those_that_residents_foresee_whatever_the_timing(ds):
         loader = NeighborLoader(fresh, [3, 2], batch_size=4, shuffle=True, budget=small)
         strategy = loader.strategy
         drawn = list(strategy.stages.sample.batches(iter([Cursor(0, step) for step in range(len(loader))])))
-        sketches = list(strategy.planner(small.batches, CachedNodes.none()).sketches(iter(drawn)))
+        sketches = list(strategy.planner(small.batches).sketches(iter(drawn)))
         assert 2 < len(sketches) < len(drawn)
         held, foreseen = CachedNodes.none(), 0
         for sketch in sketches:
-            held, change = held.take(sketch.node, sketch.uses, sketch.limit, np.empty(0, np.int32))
+            (used,) = sketch.arrays
+            held, change = held.take(used.ids, used.uses, used.limit, np.empty(0, np.int32))
             foreseen += int((change.carried < 0).sum())
         for _ in loader:
             pass
@@ -241,9 +242,9 @@ def test_windows_hold_all_batches_in_order_within_their_bytes(ds, batch_size, ma
     loader = NeighborLoader(ds, [2, 2], batch_size=batch_size, edge_ids=edge_ids)
     strategy, pool = loader.strategy, 4 * max_batch
     drawn = list(strategy.stages.sample.batches(iter([Cursor(0, step) for step in range(len(loader))])))
-    planner = SuperbatchPlanner(strategy.stages, strategy.memory, pool, CachedNodes.none(), first * F * 4, growth=3)
+    planner = SuperbatchPlanner(strategy.stages, strategy.memory, pool, (CachedNodes.none(),), first * F * 4, growth=3)
     made = list(planner.sketches(iter(drawn)))
-    unpacked = [batch.unpack(sketch.node) for sketch in made for batch in sketch.batches]
+    unpacked = [batch.unpack([False], [sketch.arrays[0].ids]) for sketch in made for batch in sketch.batches]
     for one, other in zip(unpacked, drawn, strict=True):
         bare = dataclasses.replace(other.subgraph, slot=other.subgraph.slot if edge_ids else other.subgraph.slot[:0])
         assert (one.step, one.last) == (other.step, other.last)
@@ -251,14 +252,15 @@ def test_windows_hold_all_batches_in_order_within_their_bytes(ds, batch_size, ma
         for field in dataclasses.fields(bare):
             assert np.array_equal(getattr(one.subgraph, field.name), getattr(bare, field.name))
     for k, sketch in enumerate(made):
-        parts = [sketch.node[batch.row] for batch in sketch.batches]
-        assert np.array_equal(sketch.node, np.unique(np.concatenate(parts)))
-        assert sketch.uses.tolist() == [sum(node in part for part in parts) for node in sketch.node]
-        assert sketch.last.tolist() == [max(i for i, part in enumerate(parts) if node in part) for node in sketch.node]
+        (used,) = sketch.arrays
+        parts = [used.ids[batch.row[0]] for batch in sketch.batches]
+        assert np.array_equal(used.ids, np.unique(np.concatenate(parts)))
+        assert used.uses.tolist() == [sum(node in part for part in parts) for node in used.ids]
+        assert used.last.tolist() == [max(i for i, part in enumerate(parts) if node in part) for node in used.ids]
         if len(sketch.batches) > 1:
-            assert len(sketch.node) <= first * 3**k
+            assert len(used.ids) <= first * 3**k
             besides = 3 * max(strategy.memory.nbytes(each) for each in drawn[:1])
-            assert len(sketch.node) < sketch.limit < (pool - besides) // (4 * F)
+            assert len(used.ids) < used.limit < (pool - besides) // (4 * F)
 
 
 def test_the_bytes_bound_holds_windows_back(ds):

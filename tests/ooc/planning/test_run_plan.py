@@ -20,7 +20,14 @@ from ooc.planning.measure import batches_of, lengths_of
 from ooc.planning.run_plan import RunFacts, advise, plan
 from ooc.planning.run_profile import RunProfile, model_of
 from ooc.planning.simulate_scans import ScanLoad, SimulatedScans, simulate_timeline
-from ooc.planning.simulate_superbatches import AggregationSpeed, BatchCosts, SimulatedSuperbatches, SuperbatchLoad, simulate
+from ooc.planning.simulate_superbatches import (
+    AggregationSpeed,
+    ArrayLoad,
+    BatchCosts,
+    SimulatedSuperbatches,
+    SuperbatchLoad,
+    simulate,
+)
 from ooc.runtime.memory_plan import plan_memory
 from ooc.stores.build import write_store
 from ooc.stores.dataset import Dataset
@@ -50,7 +57,7 @@ def replayed(loader: NeighborLoader, pool_bytes: int, steps: int | None = None) 
     drawn = list(batches_of(strategy, 0, steps or len(loader)))
     model = model_of(strategy, pool_bytes)
     assert model is not None
-    return model.simulate(drawn, lengths_of(strategy.disk_rows))
+    return model.simulate(drawn, lengths_of(strategy))
 
 
 @pytest.mark.parametrize("room", [1.6, 3.0, 100.0])
@@ -110,12 +117,14 @@ def test_more_memory_reads_no_more_than_each_row_once_a_window(ds: Dataset, pool
     assert sum(load.rows_read for load in large.loads) <= 1.02 * sum(load.rows_read for load in small.loads)
     for found in (small, large):
         rows = sum(load.rows_read for load in found.loads)
-        assert len(found.residents.node) <= rows <= sum(int(load.asked.sum()) for load in found.loads)
+        assert len(found.residents[0].node) <= rows <= sum(int(load.asked.sum()) for load in found.loads)
 
 
 def load(batches: int, rows_read: int, freed: list[int], limit: int, idle: int = 0) -> SuperbatchLoad:
     asked = np.full(batches, max(1, rows_read // batches))
-    return SuperbatchLoad(asked, rows_read, rows_read, rows_read * 512, limit, 1000, 0, idle, np.array(freed))
+    return SuperbatchLoad(
+        asked, 1000, (ArrayLoad(False, 512, rows_read, rows_read, rows_read * 512, limit, 0, idle, np.array(freed)),)
+    )
 
 
 def costs(step_s: float = 0.1, read_s: float = 1e-6, **other: float) -> BatchCosts:
@@ -131,11 +140,11 @@ def windows_of(count: int, batches: int, rows: int) -> list[SuperbatchLoad]:
 
 def test_a_slow_model_hides_the_disk_and_a_slow_disk_the_model() -> None:
     loads = windows_of(6, 10, 100_000)
-    model = simulate(loads, costs(step_s=1.0, read_s=1e-6)).done[-1]
+    model = simulate(loads, costs(step_s=1.0, read_s=1e-6), (0,)).done[-1]
     assert model == pytest.approx(60, rel=0.02), "the model is never waited for"
-    disk = simulate(loads, costs(step_s=0.001, read_s=1e-4)).done[-1]
+    disk = simulate(loads, costs(step_s=0.001, read_s=1e-4), (0,)).done[-1]
     assert disk == pytest.approx(60, rel=0.02), "the disk never waits"
-    both = simulate(loads, costs(step_s=1.0, read_s=1e-4)).done[-1]
+    both = simulate(loads, costs(step_s=1.0, read_s=1e-4), (0,)).done[-1]
     assert 69 < both < 75, "they overlap, but for the first window"
 
 
@@ -143,10 +152,10 @@ def test_without_room_reading_waits_for_the_model() -> None:
     """Memory for one window: its rows make room at the model's pace, and the last of the next can only be read at the end."""
     freed = [0] * 9 + [100_000]
     tight = [load(10, 100_000, freed, limit=100_000), load(10, 100_000, [0] * 10, limit=100_000)]
-    found = simulate(tight, costs(step_s=1.0, read_s=1e-5))
+    found = simulate(tight, costs(step_s=1.0, read_s=1e-5), (0,))
     assert found.done[9] == pytest.approx(1 + 10, abs=0.3)
     assert found.done[10] == pytest.approx(1 + 9 + 1 + 1, abs=0.3), "reads once the tenth batch is gathered"
-    assert found.peak_rows == 100_000
+    assert found.peak_rows == (100_000,)
 
 
 costs_drawn = st.builds(
@@ -165,7 +174,7 @@ def test_no_stage_is_faster_than_its_work_and_all_are_no_slower_than_one_after_t
     found: BatchCosts, count: int, batches: int, rows: int
 ) -> None:
     loads = windows_of(count, batches, rows // batches * batches)
-    line = simulate(loads, found)
+    line = simulate(loads, found, (0,))
     n = count * batches
     reading = sum(found.read_s(each) for each in loads)
     computing = sum(found.batch_s(each) * each.batches for each in loads)
@@ -177,14 +186,14 @@ def test_no_stage_is_faster_than_its_work_and_all_are_no_slower_than_one_after_t
 
 def test_an_epoch_goes_on_like_its_windows() -> None:
     loads = windows_of(8, 10, 100_000)
-    found = SimulatedSuperbatches((*loads, load(3, 30_000, [0] * 3, 200_000)), 0, CachedNodes.none())
+    found = SimulatedSuperbatches((*loads, load(3, 30_000, [0] * 3, 200_000)), (0,), (CachedNodes.none(),))
     disk = costs(step_s=0.001, read_s=1e-4)
     epoch = found.epoch(disk, steps=1000)
     assert epoch.steps == pytest.approx(1000)
     assert epoch.rows_read == pytest.approx(1000 * 10_000)
     assert epoch.seconds == pytest.approx(1000, rel=0.02)
-    exact = SimulatedSuperbatches(tuple(loads), 0, CachedNodes.none()).epoch(disk, steps=80)
-    assert exact.seconds == pytest.approx(simulate(loads, disk).done[-1])
+    exact = SimulatedSuperbatches(tuple(loads), (0,), (CachedNodes.none(),)).epoch(disk, steps=80)
+    assert exact.seconds == pytest.approx(simulate(loads, disk, (0,)).done[-1])
 
 
 def sweep_costs(batch_s: float = 0.1, byte_s: float = 1e-9, beside: float = 1.0) -> BatchCosts:
@@ -256,7 +265,7 @@ def profile_of(loads: list[SuperbatchLoad], found: BatchCosts, **others: Simulat
     return RunProfile(
         steps=sum(each.batches for each in loads),
         costs=found,
-        simulated=(SimulatedSuperbatches(tuple(loads), 0, CachedNodes.none()),),
+        simulated=(SimulatedSuperbatches(tuple(loads), (0,), (CachedNodes.none(),)),),
         others=others,
         asked=1000.0,
         evaluations={},
@@ -269,7 +278,7 @@ def profile_of(loads: list[SuperbatchLoad], found: BatchCosts, **others: Simulat
 
 def test_a_plan_names_the_bottleneck_and_what_would_help(ds: Dataset) -> None:
     loads, run = windows_of(4, 10, 100_000), RunFacts(40, 40, 512, {})
-    half = SimulatedSuperbatches(tuple(windows_of(4, 10, 50_000)), 0, CachedNodes.none())
+    half = SimulatedSuperbatches(tuple(windows_of(4, 10, 50_000)), (0,), (CachedNodes.none(),))
     made = plan(profile_of(loads, costs(0.01, 1e-4), **{"9 GB of memory": half}), plan_memory(ds), run)
     assert made.prediction.bottleneck == "read"
     assert "Reading takes" in made.advice

@@ -106,7 +106,7 @@ def test_all_tensors_are_stored_and_what_is_not_is_said(tmp_path: Path) -> None:
     assert any("left out: name (str)" in text for text in texts)
     assert any("u (float32 [1, 5]), cube (float32 [30, 2, 2])" in text for text in texts)
     assert any("stored, but not in batches: pos, year (of nodes: ds.rows(NAME)" in text for text in texts)
-    assert any("stored, but not in batches: edge_attr, edge_time (of edges: ds.edge_features(NAME)" in text for text in texts)
+    assert any("stored, in batches on request: edge_time (of edges: edge_features=[NAME]" in text for text in texts)
     with ds:
         own = np.asarray(ds.external(np.arange(N)))
         assert read(ds.rows("year"))[:, 0].tolist() == (more["year"][own]).tolist()

@@ -8,6 +8,7 @@ from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import NodeSamplerInput
 from torch_geometric.utils import k_hop_subgraph
 
+import ooc
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.pyg.remote_backend import OocFeatureStore, OocGraphStore, OocSampler
 from ooc.stores.dataset import Dataset
@@ -166,3 +167,27 @@ def test_worker_processes_are_refused_instead_of_hanging(ds):
     loader = NodeLoader(stores, node_sampler=OocSampler(ds, [2]), input_nodes=torch.arange(4), num_workers=1)
     with pytest.raises(ConfigError, match="num_workers=0"):
         next(iter(loader))
+
+
+def test_edge_features_reach_pygs_loader(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.from_numpy(np.stack(random_edges(N, E)))
+    data = Data(x=torch.rand(N, 3, generator=generator), edge_index=edge_index, edge_attr=torch.rand(E, 4, generator=generator))
+    with ooc.from_data(data, tmp_path / "s.ooc") as ds:
+        features = OocFeatureStore(ds)
+        stores = features, OocGraphStore(ds)
+        for batch in NodeLoader(stores, node_sampler=OocSampler(ds, [3, 3]), input_nodes=torch.arange(9), batch_size=3):
+            assert torch.equal(batch.edge_attr, data.edge_attr[batch.e_id])
+            assert torch.equal(batch.x, data.x[batch.n_id])
+        group = "node", "edge", "node"
+        found = features.get_tensor(group_name=group, attr_name="edge_attr", index=torch.tensor([7, 0]))
+        assert torch.equal(found, data.edge_attr[[7, 0]])
+        assert tuple(features.get_tensor_size(group_name=group, attr_name="edge_attr", index=None)) == (E, 4)
+        with pytest.raises(KeyError, match="no edge feature 'msg'"):
+            features.get_tensor(group_name=group, attr_name="msg", index=None)
+        bare = NodeLoader(
+            (OocFeatureStore(ds, edge_names=()), stores[1]), node_sampler=OocSampler(ds, [3]), input_nodes=torch.tensor([1])
+        )
+        assert "edge_attr" not in next(iter(bare))
+        with pytest.raises(InputError, match="no edge feature 'msg'"):
+            OocFeatureStore(ds, edge_names=["msg"])

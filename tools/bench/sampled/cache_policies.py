@@ -207,8 +207,8 @@ class FixedRoom(SuperbatchPlanner):
 
     rows: int = 0
 
-    def rows_limit(self, kept: int, batch: int, active: int, drawing: int) -> int:
-        return self.rows
+    def rows_limits(self, kept: int, batch: int, active: int, drawing: int) -> list[int]:
+        return [self.rows]
 
 
 def look_ahead(batches: Iterable[NDArray[Any]], strategy: ReadStrategy, capacity: int) -> int | None:
@@ -225,11 +225,12 @@ def look_ahead(batches: Iterable[NDArray[Any]], strategy: ReadStrategy, capacity
     )
     misses = 0
     assert isinstance(strategy, Superbatches)
-    planner = FixedRoom(strategy.stages, strategy.memory, 0, CachedNodes.none(), first_bytes=2**62, rows=capacity)
+    planner = FixedRoom(strategy.stages, strategy.memory, 0, (CachedNodes.none(),), first_bytes=2**62, rows=capacity)
     for superbatch in planner.plan(drawn):
-        if superbatch.sketch.limit > capacity:
+        (rows,) = superbatch.arrays
+        if rows.used.limit > capacity:
             return None
-        misses += len(superbatch.missing)
+        misses += len(rows.missing)
     return misses
 
 

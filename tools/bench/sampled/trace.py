@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 import ooc
 from ooc.loading.collate import SampledBatch
-from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.read_strategy import ReadStrategy
 from ooc.loading.shared_scan import SharedScans
 from ooc.loading.superbatch import Superbatches
@@ -81,8 +80,9 @@ class Trace:
             for scan in strategy.plan(map(strategy.waiting, self.drawn()), pool):
                 yield scan.row, 2 * 2 * scan.num_rows  # two rows a destination, and two scans
         elif isinstance(strategy, Superbatches):
-            for superbatch in strategy.planner(pool, CachedNodes.none()).plan(self.drawn()):
-                yield superbatch.missing, superbatch.sketch.limit
+            for superbatch in strategy.planner(pool).plan(self.drawn()):
+                rows = superbatch.arrays[0]
+                yield rows.missing, rows.used.limit
 
     def planned(self) -> dict[str, int]:
         """What the run's own superbatches or scans had to read.
