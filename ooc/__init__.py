@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ooc.config.snapshots import SnapshotsConfig
     from ooc.layerwise.top_k import TopK, top_k
     from ooc.loading.event_loader import EventLoader
+    from ooc.loading.graph_loader import GraphLoader
     from ooc.loading.link_neighbor_loader import LinkNeighborLoader
     from ooc.loading.neighbor_loader import NeighborLoader
     from ooc.loading.snapshot_loader import SnapshotLoader
@@ -50,6 +51,7 @@ __all__ = [
     "EventsConfig",
     "FullConfig",
     "GivenNegatives",
+    "GraphLoader",
     "HistoricalNegatives",
     "InputError",
     "LinkNeighborLoader",
@@ -107,6 +109,7 @@ __getattr__ = lazy_exports(
         "EventsConfig": "ooc.config.events",
         "FullConfig": "ooc.config.nodes",
         "GivenNegatives": "ooc.sampling.negatives",
+        "GraphLoader": "ooc.loading.graph_loader",
         "HistoricalNegatives": "ooc.sampling.negatives",
         "LinkNeighborLoader": "ooc.loading.link_neighbor_loader",
         "MemoryMeter": "ooc.runtime.memory",

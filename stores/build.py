@@ -49,10 +49,11 @@ def finish_store(partial: Path | str, final: Path | str, manifest: Manifest) -> 
     """
     check_absent(final)
     remove_unfinished(partial)
-    ids = Path(partial) / names.IDS / "data.mdb"
-    if ids.exists():  # the only part of a store without its own checksums
-        manifest = manifest.model_copy(update={"fingerprints": {**manifest.fingerprints, names.IDS: file_crc32c(ids)}})
-        write_placeholder(ids.parent, "an LMDB environment: external ids to rows, and back")
+    for name in (names.IDS, names.GRAPH_IDS):
+        ids = Path(partial) / name / "data.mdb"
+        if ids.exists():  # the only part of a store without its own checksums
+            manifest = manifest.model_copy(update={"fingerprints": {**manifest.fingerprints, name: file_crc32c(ids)}})
+            write_placeholder(ids.parent, "an LMDB environment: external ids to rows, and back")
     write_manifest(partial, manifest)
     return publish(partial, final)
 

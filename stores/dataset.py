@@ -16,6 +16,7 @@ from ooc.stores.edge_set import EdgeSet
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.events import Events
 from ooc.stores.graph import Graph
+from ooc.stores.graph_set import GraphSet
 from ooc.stores.growth.lineage import touched_since
 from ooc.stores.growth.place import Place, open_place
 from ooc.stores.manifest import EdgeKey, Task, parse_edge_type, show_edge_type
@@ -58,6 +59,7 @@ class Dataset:
         self._nodes, self._edges = nodes, edges
         self._opened: dict[str, Any] = {}
         self._events: Events | None = None
+        self._graphs: GraphSet | None = None
         self.engine = engine
         """how rows are read, as requested"""
         self.verify_reads = verify_reads
@@ -265,7 +267,7 @@ class Dataset:
         return self.nodes().encoding(name)
 
     def edge_rows(self, name: str) -> Rows:
-        """Return a column of the graph, `indices` or one of `graph.columns`, as Rows [E], for edges that stay on disk.
+        """Return `indices` or one of `graph.columns` as Rows [E], or `indptr` as Rows [N + 1], for edges that stay on disk.
 
         Opened once with the data set's engine and closed with it. Raises InputError if there is no such column.
         """
@@ -280,6 +282,10 @@ class Dataset:
         """
         return self.edges().features(name)
 
+    def stored_edge_features(self, name: str) -> tuple[Rows, Encoding]:
+        """Return an edge feature as it is on disk, and its encoding. Raises as `edge_features` does."""
+        return self.edges().stored(name)
+
     @property
     def events(self) -> Events:
         """The edges in time order. Raises InputError for a store without edge times.
@@ -292,6 +298,26 @@ class Dataset:
             group = self._place.group(names.event_array("time"))
             self._events = Events(group, self.manifest, self.engine, self.verify_reads)
         return self._events
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of graphs: 1, or those of a store of many."""
+        return 1 if self.manifest.graphs is None else self.manifest.graphs.count
+
+    @property
+    def graphs(self) -> GraphSet:
+        """The graphs of a store of many. Raises InputError for a store of one graph.
+
+        >>> ds.graphs.split("train")
+        """
+        if self.manifest.graphs is None:
+            raise InputError(f"{self.path} holds one graph: ingest it with `graph_id` to tell its graphs apart")
+        if self._graphs is None:
+            shape = self.num_nodes, self.num_edges
+            group = self._place.group(names.GRAPH_PTR)
+            in_memory = bool(self._opened.get("in_memory"))
+            self._graphs = GraphSet(group, self.manifest.graphs, shape, self.engine, self.verify_reads, in_memory)
+        return self._graphs
 
     def reading(self, name: str) -> str:
         """Describe how a node array is read: by which engine, and why if it is not the requested one."""
@@ -409,6 +435,8 @@ class Dataset:
             edges.close()
         if self._events is not None:
             self._events.close()
+        if self._graphs is not None:
+            self._graphs.close()
         self._place.close()
 
     def __reduce__(self) -> Any:

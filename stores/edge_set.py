@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.stores import manifest as names
-from ooc.stores.arrays.encoding import DecodedRows, encoding_of
+from ooc.stores.arrays.encoding import DecodedRows, Encoding, encoding_of
 from ooc.stores.arrays.rows import AnyArray, Rows
 from ooc.stores.arrays.whole import Look, loaded, whole
 from ooc.stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
@@ -43,6 +43,7 @@ class EdgeSet:
         self._owner, self.names = owner.key, sorted(owner.arrays)
         """names of the edge features"""
         self._rows: dict[str, Rows] = {}
+        self._encodings: dict[str, Encoding] = {}
         self._of = f" of edge type {show_edge_type(self.key)}" if place.manifest.is_hetero else ""
 
     @classmethod
@@ -57,11 +58,11 @@ class EdgeSet:
         return self.graph.num_edges
 
     def rows(self, name: str) -> Rows:
-        """Return a column of the graph, `indices` or one of `graph.columns`, as Rows [E] by slot, for edges that stay on disk.
+        """Return `indices` or one of `graph.columns` as Rows [E] by slot, or `indptr` as Rows [N + 1], for edges on disk.
 
         Opened once with the data set's engine and closed with it. Raises InputError if there is no such column.
         """
-        if name != "indices" and name not in self.graph.columns:
+        if name not in ("indices", "indptr", *self.graph.columns):
             there = ", ".join(self.graph.columns) or "none"
             raise InputError(f"{self.path} has no edge column {name!r}{self._of}: there are {there}")
         path = graph_array(name, self.key)
@@ -85,15 +86,19 @@ class EdgeSet:
 
         >>> ds.edges(("user", "rates", "movie")).features("edge_attr").read(e_id, out)
         """
+        stored, encoding = self.stored(name)
+        return DecodedRows(stored, encoding) if encoding.is_short else stored
+
+    def stored(self, name: str) -> tuple[Rows, Encoding]:
+        """Return an edge feature as it is on disk, and its encoding. Raises as `features` does."""
         if name not in self.names:
             raise InputError(f"{self.path} has no edge feature {name!r}{self._of}: there are {', '.join(self.names) or 'none'}")
         key = names.edge_array(name, self._owner)
         if key not in self._rows:
-            stored: Rows = open_zarr_rows(self._place.group(key), key, self._engine, self._verify_reads)
-            encoding = encoding_of(stored, (self._place.group(key) / key).parent)
-            stored = loaded(stored) if self._in_memory else stored
-            self._rows[key] = DecodedRows(stored, encoding) if encoding.is_short else stored
-        return self._rows[key]
+            rows: Rows = open_zarr_rows(self._place.group(key), key, self._engine, self._verify_reads)
+            self._encodings[key] = encoding_of(rows, (self._place.group(key) / key).parent)
+            self._rows[key] = loaded(rows) if self._in_memory else rows
+        return self._rows[key], self._encodings[key]
 
     def close(self) -> None:
         """Release files; idempotent. The graph stays valid."""

@@ -42,7 +42,7 @@ def array_names(path: Path | str) -> list[str]:
     found = []
     for metadata in path.rglob("zarr.json"):
         name = metadata.parent.relative_to(path).as_posix()
-        other = name.partition("/")[0] in (".", names.CHECKSUMS, names.VERSIONS, names.IDS, names.DELTA)
+        other = name.partition("/")[0] in (".", names.CHECKSUMS, names.VERSIONS, names.IDS, names.GRAPH_IDS, names.DELTA)
         if not other and _may_be_array(metadata):
             found.append(name)
     return sorted(found)

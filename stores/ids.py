@@ -339,10 +339,13 @@ _SHOW: dict[str, Callable[[bytes], str]] = {
 }
 
 
-def identity(rows: Any, count: int) -> NDArray[np.int64]:
-    """External ids of a store without ids.lmdb: the rows themselves. Raises InputError for a row out of range."""
+def identity(rows: Any, count: int, what: str = "node") -> NDArray[np.int64]:
+    """External ids of a store without ids.lmdb: the rows themselves. Raises InputError for a row out of range.
+
+    `what` there are `count` of.
+    """
     rows = np.atleast_1d(np.asarray(rows, dtype=np.int64))
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
         bad = rows[(rows < 0) | (rows >= count)][0]
-        raise InputError(f"no node has the row {bad}: there are {count} nodes")
+        raise InputError(f"no {what} has the row {bad}: there are {count} {what}s")
     return rows

@@ -56,5 +56,5 @@ def _array(path: Path, name: str) -> dict[str, Any]:
 
 
 def _ids_bytes(path: Path) -> int:
-    file = path / names.IDS / "data.mdb"
-    return file.stat().st_size if file.exists() else 0
+    files = (path / name / "data.mdb" for name in (names.IDS, names.GRAPH_IDS))
+    return sum(file.stat().st_size for file in files if file.exists())

@@ -116,6 +116,9 @@ def expected_rows(manifest: Manifest) -> dict[str, int | None]:
         expected[names.PARTS] = manifest.partition.parts + 1
     for node_type in manifest.node_types:
         expected |= {names.node_array(name, node_type.name): node_type.count for name in node_type.arrays}
+    if manifest.graphs is not None:
+        expected |= dict.fromkeys((names.GRAPH_PTR, names.GRAPH_EDGE_PTR), manifest.graphs.count + 1)
+        expected |= {names.graphs_array(name): manifest.graphs.count for name in manifest.graphs.arrays}
     events = None if manifest.time is None else manifest.time.events
     if manifest.time is not None:
         own = ["src", "dst", "time", *(["weight"] if manifest.weighted else []), *([] if manifest.time.sorted else ["input"])]
@@ -185,10 +188,13 @@ def _check_decoding(path: Path, name: str, rows: ShardedRows | ForeignRows) -> S
 
 
 def _check_ids(path: Path, manifest: Manifest) -> list[Damage]:
-    expected = manifest.fingerprints.get(names.IDS)
-    file = path / names.IDS / "data.mdb"
-    if expected is None and not any(node_type.id_kind for node_type in manifest.node_types):
-        return []
-    if not file.exists():
-        return [Damage(names.IDS, f"{file} is missing")]
-    return [] if expected in (None, file_crc32c(file)) else [Damage(names.IDS, f"the checksum of {file} does not match")]
+    of_nodes = any(node_type.id_kind for node_type in manifest.node_types)
+    of_graphs = manifest.graphs is not None and manifest.graphs.id_kind is not None
+    damages = []
+    for name, has_ids in ((names.IDS, of_nodes), (names.GRAPH_IDS, of_graphs)):
+        expected, file = manifest.fingerprints.get(name), path / name / "data.mdb"
+        if (expected is not None or has_ids) and not file.exists():
+            damages.append(Damage(name, f"{file} is missing"))
+        elif expected is not None and expected != file_crc32c(file):
+            damages.append(Damage(name, f"the checksum of {file} does not match"))
+    return damages

@@ -33,6 +33,9 @@ SPLIT_CODES = {"train": 0, "val": 1, "test": 2}
 INDPTR, INDICES = "graph/indptr", "graph/indices"
 SELF_LOOPS, LOOP_WEIGHT, WEIGHT_SUM = "graph/self_loops", "graph/loop_weight", "graph/weight_sum"
 PARTS = "graph/parts"
+GRAPHS = "graphs"
+"""group with the graphs of a store of many"""
+GRAPH_PTR, GRAPH_EDGE_PTR = "graphs/ptr", "graphs/edge_ptr"
 EVENTS = "events"
 """group with the edges of a temporal graph in time order"""
 CHECKSUMS = "checksums"
@@ -45,8 +48,9 @@ APPENDED = "ooc_appended"
 SUMS = "ooc_checksums"
 """attribute with the crc32c (eight hex digits) of the manifest, under "", and of the metadata of each array with checksums"""
 IDS = "ids.lmdb"
+GRAPH_IDS = "graph_ids.lmdb"
 DELTA = "delta.lmdb"
-"""LMDB environments: external ids, and what was appended; see `ooc.stores.growth.delta`"""
+"""LMDB environments: external ids of nodes and of graphs, and what was appended; see `ooc.stores.growth.delta`"""
 
 COLUMN_DTYPES: dict[str, np.dtype[Any]] = {"edge_id": np.dtype(np.int64), "weight": np.dtype(np.float32)}
 """dtypes of slot columns with a fixed one"""
@@ -82,6 +86,11 @@ def column(name: str) -> str:
 def node_array(name: str, node_type: str = NODE) -> str:
     """Path of a node array in the group: `node_array("x")` is `"node/node/x"`."""
     return f"node/{node_type}/{name}"
+
+
+def graphs_array(name: str) -> str:
+    """Path of an array with a row per graph: `graphs_array("y")` is `"graphs/y"`."""
+    return f"{GRAPHS}/{name}"
 
 
 def event_array(name: str) -> str:
@@ -228,6 +237,22 @@ class Partition(_Part):
     """size of the largest part relative to the mean"""
 
 
+class Graphs(_Part):
+    """The graphs of a store of many: graph g has the nodes ptr[g]:ptr[g + 1] and the slots edge_ptr[g]:edge_ptr[g + 1]."""
+
+    count: int = Field(ge=1)
+    id_kind: IdKind | None = None
+    """kind of the graphs' external ids in graph_ids.lmdb; None if rows are ids"""
+    arrays: list[str] = []
+    """names of the arrays with a row per graph: y, split, ..."""
+    splits: dict[str, int] = {}
+    """number of graphs per split"""
+    task: Task | None = None
+    num_classes: int | None = None
+    class_names: list[str] | None = None
+    """task of the graphs' labels, as the manifest's own of the nodes' labels"""
+
+
 class Manifest(_Part):
     """A store's description, in the attributes of its `zarr.json`.
 
@@ -256,6 +281,8 @@ class Manifest(_Part):
     """None if nodes are not numbered by parts"""
     time: Time | None = None
     """None if edges have no time"""
+    graphs: Graphs | None = None
+    """None for a store of one graph"""
     input: Input | None = None
     """None if no edges were or could be dropped; older stores do not say"""
     order: Literal["input", "degree"] = "input"
@@ -352,7 +379,7 @@ class Manifest(_Part):
         return data
 
 
-_LATER = {"class_names": None, "partition": None, "order": "input", "time": None, "input": None}
+_LATER = {"class_names": None, "partition": None, "order": "input", "time": None, "input": None, "graphs": None}
 _LATER_OF_NODES: list[tuple[str, Any]] = [("ranges", []), ("task", None), ("num_classes", None), ("class_names", None)]
 _LATER_OF_EDGES: list[tuple[str, Any]] = [
     *(("arrays", []), ("columns", []), ("has_self_loops", False), ("weighted", False), ("undirected", False)),

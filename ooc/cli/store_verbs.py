@@ -23,6 +23,8 @@ from ooc.config import topics
     ooc ingest cora.ooc --pyg Planetoid --arg root=data --arg name=Cora
     ooc ingest papers.ooc --edges 'edges/*.parquet' --src src --dst dst --nodes nodes.parquet --id id \\
         --label y --split split --x-cols 'f*' --memory 2GB
+    ooc ingest molecules.ooc --edges bonds.parquet --nodes atoms.parquet --graph-id molecule --x-cols 'f*' \\
+        --graphs molecules.parquet --graph-label toxic --random-split 0.8,0.1,0.1
     ooc ingest papers.ooc --edges edges.npy --num-nodes 40000 --features x=x.npy --labels y.npy --train train.npy
     """,
 )
@@ -37,7 +39,8 @@ def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to
     left_out = "".join(f"; {_left_out(reason, count)} dropped" for reason, count in result.dropped.items() if count)
     odd = f"; {result.non_finite:,} NaN or infinite values kept" if result.non_finite else ""
     resumed = f"; resumed after: {', '.join(result.resumed)}" if result.resumed else ""
-    made = f"{result.num_nodes:,} nodes, {result.num_edges:,} edges in {result.seconds:.1f} s"
+    graphs = f"{result.num_graphs:,} graphs, " if result.num_graphs is not None else ""
+    made = f"{graphs}{result.num_nodes:,} nodes, {result.num_edges:,} edges in {result.seconds:.1f} s"
     print(f"{result.path}: {made}{left_out}{odd}{resumed}")
     if result.partition is not None:
         print(f"  parts: {_parts(result.partition.model_dump())}")
@@ -103,7 +106,7 @@ def split(
     test: Annotated[Path | None, typer.Option(help="The same for testing.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the splits that the store has.")] = False,
 ) -> None:
-    """Give a store splits, at random among the labelled nodes or from files.
+    """Give a store splits, at random among the labelled nodes (graphs, in a store of many) or from files.
 
     Runs that were trained on earlier splits are not resumed with the new ones.
     """
@@ -111,7 +114,7 @@ def split(
 
     with after_ctrl_c(WHOLE_OR_NOT):
         result = give(store, random_split, seed=seed, train=train, val=val, test=test, replace=replace)
-    print(f"{store}: " + ", ".join(f"{name} {count:,}" for name, count in result.sizes.items()) + " nodes")
+    print(f"{store}: " + ", ".join(f"{name} {count:,}" for name, count in result.sizes.items()) + f" {result.what}s")
     for note in result.notes:
         print(f"note: {name_flags(note)}")
 
@@ -167,8 +170,11 @@ def _info_lines(fields: dict[str, Any]) -> list[str]:
     """Format the result of `describe`."""
     from ooc.stores.sizes import format_bytes
 
+    many = fields["graphs"]
+    graphs = f"{many['count']:,} graphs, " if many else ""
+    counts = f"{graphs}{fields['num_nodes']:,} nodes, {fields['num_edges']:,} edges"
     lines = [
-        f"{fields['path']}: {fields['num_nodes']:,} nodes, {fields['num_edges']:,} edges, {format_bytes(fields['bytes'])}",
+        f"{fields['path']}: {counts}, {format_bytes(fields['bytes'])}",
         *(_lines_of_types(fields) if fields["format_version"] == 2 else _lines_of_graph(fields)),
         f"  format       {fields['format_version']}",
         f"  fingerprint  {fields['fingerprint']}",
@@ -186,6 +192,7 @@ def _lines_of_graph(fields: dict[str, Any]) -> list[str]:
         "  splits       " + (", ".join(f"{name} {count:,}" for name, count in fields["splits"].items()) or "none"),
         f"  ids          {'external (ids.lmdb)' if fields['has_ids'] else 'rows'}",
         f"  edges        {_directions(fields)}",
+        *(_lines_of_graphs(fields["graphs"]) if fields["graphs"] else []),
         *([f"  parts        {_parts(fields['partition'])}"] if fields.get("partition") else []),
         *([f"  events       {fields['time']['events']:,}, {_time(fields['time'])}"] if fields.get("time") else []),
         *(["  order        by degree, the sources of most edges first"] if fields["order"] == "degree" else []),
@@ -220,6 +227,14 @@ def _directions(edges: dict[str, Any]) -> str:
     """Describe the edges of a type; fields that are not there have their defaults."""
     weighted, loops = "" if edges.get("weighted") else "un", "with" if edges.get("has_self_loops") else "without"
     return f"{'undirected' if edges.get('undirected') else 'directed'}, {weighted}weighted, {loops} self-loops"
+
+
+def _lines_of_graphs(many: dict[str, Any]) -> list[str]:
+    """Describe the graphs of a store of many."""
+    splits = ", ".join(f"{name} {count:,}" for name, count in many["splits"].items()) or "none"
+    task = (many["task"] or "none") + (f", {_classes(many)}" if many["num_classes"] else "")
+    ids = "external (graph_ids.lmdb)" if many["id_kind"] is not None else "rows"
+    return [f"  graphs       task {task}; splits {splits}; ids {ids}"]
 
 
 def _classes(fields: dict[str, Any]) -> str:

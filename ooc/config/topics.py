@@ -38,6 +38,7 @@ INGEST: Topics = {
         "time_unit header id_type drop_duplicates drop_self_loops",
     ),
     "Nodes": ("nodes id label split x_cols", "task one_hot codes birth num_nodes"),
+    "Many graphs": ("graph_id graphs graph_label graph_split", ""),
     "Arrays": ("features labels train val test", "split_index"),
     "Random splits": ("random_split", "seed"),
     "Whole data sets": ("pyg arg ogb", "npz graphbolt"),

@@ -26,6 +26,7 @@ from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.graph import Graph
+from ooc.stores.graph_set import GraphSet
 
 _NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "num_workers": (0,),
@@ -242,6 +243,26 @@ def input_ids_of(input_id: Any, count: int, of: str) -> Ids | None:
     return number
 
 
+def input_graphs_of(graphs: GraphSet, given: Any) -> InputNodes:
+    """The graphs that a loader was given, by position: None for all, a split's name, a mask [G], rows [k], or words as ids.
+
+    Raises InputError for an unknown split, a row out of range, or a mask of another length; ConfigError for anything else.
+    """
+    if given is None:
+        return InputNodes(len(graphs))
+    if isinstance(given, str):
+        members = graphs.members(given)
+        return InputNodes(len(members), members, None, given)
+    if isinstance(given, Sequence) and len(given) and all(isinstance(each, str) for each in given):
+        given = graphs.rows_of(given)
+    array = _array(given, "input_graphs", "a split's name, ")
+    masked = _is_mask(array, len(graphs))
+    if masked and len(array) != len(graphs):
+        raise InputError(f"the mask of input graphs has {len(array)} entries, the store {len(graphs)} graphs; give one a graph")
+    ids = np.flatnonzero(array) if masked else _of_ids(array, len(graphs), "graph")
+    return InputNodes(len(ids), ids)
+
+
 def members_of(ds: Dataset, input_nodes: Any) -> tuple[Members | None, str | None]:
     """The nodes that a loader of subgraphs trains on, and their identity; None for all. Raises as `input_nodes_of`."""
     if input_nodes is None:
@@ -295,10 +316,11 @@ def _is_mask(given: NDArray[Any], num_nodes: int) -> bool:
     return len(given) == num_nodes > 2 and not ((given != 0) & (given != 1)).any()
 
 
-def _of_ids(given: NDArray[Any], num_nodes: int) -> Ids:
+def _of_ids(given: NDArray[Any], num_nodes: int, what: str = "node") -> Ids:
     ids = given.astype(np.int64)
     wrong = (ids < 0) | (ids >= num_nodes)
     if wrong.any():
         at = int(np.argmax(wrong))
-        raise InputError(f"input node {given[at]} at position {at} is out of range: the store has nodes 0..{num_nodes - 1}")
+        have = f"the store has {what}s 0..{num_nodes - 1}"
+        raise InputError(f"input {what} {given[at]} at position {at} is out of range: {have}")
     return ids

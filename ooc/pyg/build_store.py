@@ -1,6 +1,6 @@
 """Building stores from Python: `ooc.ingest` and `ooc.from_data`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data, TemporalData
 
 LabelKind = Literal["auto", "classification", "regression"]
+_SPLITS = ("train_mask", "val_mask", "test_mask", "graphs.train", "graphs.val", "graphs.test")
+"""arrays of splits, which random ones replace"""
 Dtype = Literal["auto", "float32", "float16", "bfloat16", "int8", "int64"]
 
 
@@ -40,6 +42,10 @@ def ingest(
     label: str | Sequence[str] | None = None,
     task: LabelKind = "auto",
     split: str | None = None,
+    graph_id: str | None = None,
+    graphs: Any = None,
+    graph_label: str | Sequence[str] | None = None,
+    graph_split: str | None = None,
     birth: str | None = None,
     x_cols: str | Sequence[str] | None = None,
     one_hot: str | Sequence[str] | None = None,
@@ -95,6 +101,12 @@ def ingest(
         task: What labels are: "classification", "regression" (numbers to predict, NaN where unknown), or "auto": a regression
             where a tenth of the labels or more have a fraction.
         split: Its column of splits (train, val, test), or boolean ones: "train_mask,val_mask,test_mask".
+        graph_id: Its column of each node's graph: a store of many graphs, whose edges join nodes of one graph. `train`, `val`,
+            `test` and `random_split` are then of graphs.
+        graphs: Path or glob of a table with a row per graph, or a data frame; its column of ids is called as `graph_id`, or id.
+            Its order is the order of graphs, otherwise that of their first nodes.
+        graph_label: Column of the graphs' labels, in `graphs` or, the same at all nodes of a graph, in `nodes`; as `label`.
+        graph_split: Column of the graphs' splits, found likewise; as `split`.
         birth: Its column of the nodes' first times.
         x_cols: Patterns of its feature columns, numbers or lists of numbers: "f*,age" or ["f*", "age"].
         one_hot: Patterns of feature columns of which each value becomes a column of 0 and 1.
@@ -102,10 +114,10 @@ def ingest(
         num_nodes: Number of nodes, if ids are 0..N-1.
         features: Name -> npy files or an array [N] or [N, F].
         labels: npy file or array, [N], or [N, C] for several labels or targets per node.
-        train: npy file or array of the training nodes: rows, or a boolean mask.
+        train: npy file or array of the training nodes (graphs): rows, or a boolean mask.
         val: The same for validation.
         test: The same for testing.
-        random_split: Shares of train, val and test, such as (0.6, 0.2, 0.2), drawn among the labelled nodes.
+        random_split: Shares of train, val and test, such as (0.6, 0.2, 0.2), drawn among the labelled nodes (graphs).
         seed: Seed of the random split.
         split_index: Which of several masks to use.
         dtype: How features are stored; "auto": integers as they are, everything else as float32.
@@ -114,7 +126,7 @@ def ingest(
         partitioner: How parts are made.
         order: Order of the nodes: the input's, or by degree.
         npz: File with x, y, edge_index, train_mask, ...; or a SciPy sparse adjacency matrix.
-        pyg: Name of a PyG data set; item 0 is used.
+        pyg: Name of a PyG data set, of one graph or many.
         arg: Its arguments.
         ogb: Folder of a downloaded OGB data set.
         graphbolt: Folder of an OnDiskDataset of DGL's GraphBolt, with labels of nodes.
@@ -146,7 +158,7 @@ def ingest(
 
 
 def from_data(
-    data: "Data | TemporalData",
+    data: "Data | TemporalData | Iterable[Data] | Mapping[str, Iterable[Data]]",
     path: Path | str,
     *,
     undirected: bool = False,
@@ -162,7 +174,7 @@ def from_data(
     memory: str | int = "2GB",
     progress: Progress | None = None,
 ) -> Dataset:
-    """Write a PyG `Data` or `TemporalData` to a new store, and open it.
+    """Write a PyG `Data`, `TemporalData` or data set of graphs to a new store, and open it.
 
     x, y, edge_index, edge_weight and the masks become features, labels, edges, weights and splits. Every other tensor or array
     with a row per node or per edge is stored under its name, read by `ds.rows(name)` and `ds.edge_features(name)`. What is left
@@ -171,8 +183,13 @@ def from_data(
     Of a `TemporalData`, src, dst and t become the events, in order of time; msg, y and every other tensor with a row per event
     are their columns, [k, 1] where the tensor has one dimension.
 
+    Of several graphs (a PyG data set, a `Batch`, a list or an iterator of `Data`, or split -> one of these), each attribute
+    is stored of nodes, edges or graphs: what all graphs have as many rows of. One row a graph, or a number, is of graphs. They
+    are read once, one by one; splits are of graphs.
+
     Args:
-        data: A homogeneous graph, or events; tensors of any dtype, layout and device, numpy arrays and memory maps are taken.
+        data: A homogeneous graph, events, or several graphs; tensors of any dtype, layout and device, numpy arrays and memory
+            maps are taken.
         path: Directory of the store; it must not exist.
         undirected: Add the reverse of every edge. PyG's undirected graphs have both directions already. Models of events need
             it, because a node's past includes the events it is the source of.
@@ -183,7 +200,8 @@ def from_data(
         random_split: Shares of train, val and test, such as (0.6, 0.2, 0.2), instead of the masks.
         seed: Seed of the random split.
         split_index: Which column of masks [N, S] to use.
-        parts: Renumber nodes so that each of this many parts is a range of ids; `ds.external` gives the rows of `data`.
+        parts: Renumber nodes so that each of this many parts is a range of ids; `ds.external` gives the rows of `data`. Only of
+            one graph, as `order`.
         order: Order of the nodes: as in `data`, or by degree.
         allow_nan: Keep NaN and infinite values in x.
         memory: Limit for the process while writing, in bytes or such as "2GB"; the open data set has none.
@@ -193,20 +211,20 @@ def from_data(
         The open data set.
 
     Raises:
-        InputError: If `data` is no homogeneous graph with edges, has no events, or its arrays do not fit.
+        InputError: If `data` is no homogeneous graph with edges, has no events, its arrays do not fit, or a graph of several
+            has no nodes or other attributes than the first.
         ConfigError: If `time_unit` is given for a graph without times.
         StoreError: If `path` exists or the disk is full.
 
     >>> ds = ooc.from_data(Planetoid("data", "Cora")[0], "cora.ooc")
     >>> loader = ooc.NeighborLoader(ds, num_neighbors=[10, 10], input_nodes="train", batch_size=128)
+    >>> ds = ooc.from_data(TUDataset("data", "MUTAG"), "mutag.ooc", random_split=(0.8, 0.1, 0.1))
+    >>> loader = ooc.GraphLoader(ds, input_graphs="train", batch_size=32, shuffle=True)
     """
-    from ooc.pyg.data_arrays import arrays_of
+    from ooc.pyg.graph_arrays import arrays_for
     from ooc.runtime.messages import warn_user
     from ooc.stores.ingest import ingest as build
 
-    arrays, left_out, time = arrays_of(data, "data")
-    if random_split is not None:
-        arrays = {name: array for name, array in arrays.items() if name not in ("train_mask", "val_mask", "test_mask")}
     settings: dict[str, Any] = {
         "undirected": undirected,
         "dtype": dtype,
@@ -217,7 +235,10 @@ def from_data(
     settings |= {"parts": parts, "order": order, "allow_nan": allow_nan, "memory": memory, "time_unit": time_unit}
     settings["random_split"] = None if random_split is None else joined(random_split)
     spec = parse(IngestSpec, {"out": Path(path), "pyg": "data", **settings})
-    result = build(spec if time is None else spec.with_times(time), progress, arrays)
+    with arrays_for(data, "data", spec.out) as (found, left_out, time):
+        drawn = _SPLITS if random_split is not None else ()
+        arrays = {name: array for name, array in found.items() if name not in drawn}
+        result = build(spec if time is None else spec.with_times(time), progress, arrays)
     if left_out:
         result = replace(result, notes=(f"left out: {', '.join(left_out)}", *result.notes))
     for note in result.notes:

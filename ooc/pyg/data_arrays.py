@@ -1,6 +1,7 @@
 """The arrays of a PyG `Data` or `TemporalData`: what has a row per node, edge or event, and a line about what has not."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ TIME = "t"
 class DataArrays(NamedTuple):
     """The arrays of a graph or a stream by name, what is left out, and the name of the times of a stream's events."""
 
-    arrays: dict[str, Array | RowBlocks]
+    arrays: dict[str, Array | RowBlocks | Path]
     left_out: list[str]
     time: str | None = None
 
@@ -37,10 +38,10 @@ def arrays_of(data: Any, name: str) -> DataArrays:
         return _events_of(data, name)
     if not isinstance(data, Data):
         raise InputError(
-            f"{name} is a {type(data).__name__}: it must be a Data with one graph of one type of nodes and edges, or a "
-            "TemporalData"
+            f"{name} is a {type(data).__name__}: it must be a Data with one graph of one type of nodes and edges, a data "
+            "set or a list of these, or a TemporalData"
         )
-    arrays: dict[str, Array | RowBlocks] = {}
+    arrays: dict[str, Array | RowBlocks | Path] = {}
     left_out: list[str] = []
     for key, value in data.to_dict().items():
         if key == "adj_t" and data.edge_index is None:
@@ -53,15 +54,30 @@ def arrays_of(data: Any, name: str) -> DataArrays:
             left_out.append(f"{key} ({type(value).__name__})")
     if "edge_index" not in arrays:
         raise InputError(f"{name} has no edge_index: it cannot be ingested as a graph")
-    count = arrays["x"].shape[0] if "x" in arrays else data.num_nodes
+    count = data.x.shape[0] if "x" in arrays else data.num_nodes
     arrays["num_nodes"] = np.array(count, dtype=np.int64)
     return DataArrays(arrays, left_out)
+
+
+def edges_of(data: Any, name: str) -> tuple[Array, Array | None]:
+    """The edges of a `Data`, integers [2, e], and the weights of those in `adj_t`. Raises InputError without edges."""
+    if data.edge_index is not None:
+        found, weight = as_array(data.edge_index), None
+    elif "adj_t" in data:
+        arrays = _transposed(data.adj_t, name)
+        found, weight = arrays["edge_index"], arrays.get("edge_weight")
+    else:
+        raise InputError(f"{name} has no edge_index: it cannot be ingested as a graph")
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu" or found.ndim != 2 or len(found) != 2:
+        raise InputError(f"{name}: edge_index must be whole numbers [2, e]")
+    assert not isinstance(weight, RowBlocks)
+    return found, weight
 
 
 def _events_of(data: Any, name: str) -> DataArrays:
     """The arrays of a `TemporalData`. Raises InputError where src, dst and t do not make events."""
     found = {key: as_array(value) for key, value in data.to_dict().items() if value is not None}
-    arrays = {key: array for key, array in found.items() if array is not None}
+    arrays: dict[str, Any] = {key: array for key, array in found.items() if array is not None}
     ends = [arrays.pop(key, None) for key in ("src", "dst")]
     shapes = {None if each is None or isinstance(each, RowBlocks) else each.shape for each in (*ends, arrays.get(TIME))}
     whole = all(isinstance(each, np.ndarray) and each.dtype.kind in "iu" for each in ends)

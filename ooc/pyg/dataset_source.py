@@ -5,10 +5,12 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from ooc.pyg.data_arrays import DataArrays, arrays_of
+from ooc.pyg.data_arrays import arrays_of
+from ooc.pyg.graph_arrays import arrays_for
 from ooc.runtime.restoring import working_directory_left
 from ooc.stores.errors import ConfigError
 from ooc.stores.ingest import IngestResult, IngestSpec
@@ -24,8 +26,10 @@ def ingest(spec: IngestSpec, progress: Progress | None = None) -> IngestResult:
     """
     if spec.pyg is None:
         return build(spec, progress)
-    arrays, left_out, time = read_pyg(spec.pyg, arguments(spec.arg))
-    result = build(spec if time is None else spec.with_times(time), progress, arrays)
+    dataset, name, many = read_pyg(spec.pyg, arguments(spec.arg))
+    with arrays_for(dataset, name, spec.out) if many else nullcontext(arrays_of(dataset, name)) as found:
+        arrays, left_out, time = found
+        result = build(spec if time is None else spec.with_times(time), progress, arrays)
     notes = [f"left out: {', '.join(left_out)}"] if left_out else []
     return replace(result, notes=(*notes, *result.notes))
 
@@ -49,12 +53,11 @@ def arguments(pairs: list[str]) -> dict[str, Any]:
 
 
 @working_directory_left()
-def read_pyg(name: str, keywords: Mapping[str, Any]) -> DataArrays:
-    """Return the arrays of item 0 of a PyG data set, and what is left out; see `arrays_of`.
+def read_pyg(name: str, keywords: Mapping[str, Any]) -> tuple[Any, str, bool]:
+    """Return (a PyG data set of several items, or else item 0; what to call it in messages; whether there are several).
 
     `name` is a class of torch_geometric.datasets, or `package.module:Class`, also from the working directory. Raises
-    ConfigError if it does not exist or cannot be constructed, InputError if item 0 is neither a Data with edges nor
-    a TemporalData.
+    ConfigError if it does not exist or cannot be constructed.
     """
     module_name, _, class_name = name.rpartition(":")
     here = os.getcwd()
@@ -66,10 +69,12 @@ def read_pyg(name: str, keywords: Mapping[str, Any]) -> DataArrays:
         where = f"{module_name}:{class_name}" if module_name else f"torch_geometric.datasets.{class_name}"
         raise ConfigError(f"there is no data set {where} ({error}); use a PyG class, or package.module:Class") from None
     try:
-        data = factory(**keywords)[0]
+        dataset = factory(**keywords)
+        first = dataset[0]
     except Exception as error:  # third-party code may raise anything
-        first = str(error).strip().splitlines() or [type(error).__name__]
+        words = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"the data set {name} cannot be constructed with {dict(keywords)}: {first[0][:300]} (`arg`)"
+            f"the data set {name} cannot be constructed with {dict(keywords)}: {words[0][:300]} (`arg`)"
         ) from error
-    return arrays_of(data, f"item 0 of {name}")
+    many = hasattr(dataset, "__len__") and len(dataset) > 1
+    return (dataset, name, True) if many else (first, f"item 0 of {name}", False)

@@ -45,9 +45,9 @@ def _as_setting(name: str, value: Any, folder: Folder) -> Any:
         return None
     if name in ("features", "edge_features", "arg"):
         return _as_pairs(name, value, folder)
-    if name in ("label", "x_cols", "one_hot", "codes", "random_split"):
+    if name in ("label", "graph_label", "x_cols", "one_hot", "codes", "random_split"):
         return joined(value)
-    if name in ("edges", "nodes", "labels", "train", "val", "test"):
+    if name in ("edges", "nodes", "graphs", "labels", "train", "val", "test"):
         return str(_as_file(name, value, folder))
     return value
 
@@ -65,7 +65,7 @@ def _as_file(name: str, value: Any, folder: Folder) -> Any:
     """The file of an argument: the user's own, or an npy or Parquet file of an array or a data frame."""
     if isinstance(value, str | Path):
         return value
-    if name in ("edges", "nodes") and hasattr(value, "__arrow_c_stream__"):
+    if name in ("edges", "nodes", "graphs") and hasattr(value, "__arrow_c_stream__"):
         return _as_table(value, folder() / f"{name}.parquet")
     if isinstance(value, list | tuple):
         value = np.asarray(value)

@@ -92,7 +92,7 @@ class BatchRoom(int):
 
 _ROUND_UP = 1.02
 """so that the memory that is named, rounded to three digits, is enough, and in another process too"""
-_PARTS = {1: "all", 2: "half of what", 5: "a fifth of what", 10: "a tenth of what"}
+_PARTS = {1: "all", 2: "half of what", 5: "a fifth of what", 8: "an eighth of what", 10: "a tenth of what"}
 _PARTS |= {SECOND_SHARE: "beside another loader of these rows a quarter of what"}
 
 
@@ -155,6 +155,11 @@ class MemoryPlan:
     def batch(self) -> BatchRoom:
         """`max_batch`, for errors."""
         return BatchRoom(self.max_batch, SHARES, self)
+
+    @property
+    def graphs(self) -> BatchRoom:
+        """For graphs that are read at once: an eighth. One is read, one is ready, and batches are made of two."""
+        return self._part(8)
 
     @property
     def drawn(self) -> BatchRoom:
@@ -308,6 +313,20 @@ def plan_memory(dataset: Dataset, model: int = 0, columns: Collection[str] | Non
         labels=labels + len(dataset.splits) * Members.nbytes_for(dataset.num_nodes),
         model=model,
         scratch=SCRATCH_BYTES + _large_chunks(dataset),
+        origin=process.origin,
+    )
+
+
+def plan_graph_memory(dataset: Dataset, model: int = 0) -> MemoryPlan:
+    """The plan for batches of whole graphs, whose edges are read with their nodes; see `plan_memory`."""
+    process, graphs = dataset.process_memory, dataset.graphs
+    return divide(
+        process.limit,
+        baseline=process.baseline,
+        topology=graphs.ptr.nbytes + graphs.edge_ptr.nbytes,
+        labels=len(graphs.splits) * Members.nbytes_for(len(graphs)),
+        model=model,
+        scratch=SCRATCH_BYTES,
         origin=process.origin,
     )
 

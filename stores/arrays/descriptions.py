@@ -19,6 +19,9 @@ _ENTRIES = {
     "graph/self_loops": "self_loop",
     "graph/loop_weight": "self_loop",
     "graph/weight_sum": "node",
+    "graphs": "graph",
+    "graphs/ptr": "graph_bound",
+    "graphs/edge_ptr": "graph_bound",
     "events": "event",
     "edge": "edge",
     "node": "node",
@@ -35,6 +38,8 @@ _DESCRIPTIONS = {
     "graph/loop_weight": "the weight of each edge of self_loops",
     "graph/weight_sum": "the sum of the weights of each node's in-edges, without self-loops",
     "graph/parts": "part p is the nodes parts[p] to parts[p + 1] - 1",
+    "graphs/ptr": "graph g is the nodes ptr[g] to ptr[g + 1] - 1",
+    "graphs/edge_ptr": "the edges of graph g are the slots edge_ptr[g] to edge_ptr[g + 1] - 1",
     "events/src": "the source node of each event; events are edges in the order of time, numbered by edge id",
     "events/dst": "the destination node of each event",
     "events/time": "the time of each event",
@@ -44,7 +49,7 @@ _DESCRIPTIONS = {
     "split": "0: train, 1: val, 2: test, -1: none",
     "birth": "the time from which each node exists",
 }
-"""array, or the last part of a node array's path"""
+"""array, or the last part of the path of a node array or of an array of graphs"""
 
 
 def dimensions(name: str, ndim: int) -> tuple[str, ...]:
@@ -73,7 +78,7 @@ def described(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """
     name = _of_any_type(name)
     leaf = name.rpartition("/")[2]
-    text = _DESCRIPTIONS.get(name) or (_DESCRIPTIONS.get(leaf) if name.startswith("node/") else None)
+    text = _DESCRIPTIONS.get(name) or (_DESCRIPTIONS.get(leaf) if name.startswith(("node/", "graphs/")) else None)
     if attributes.get(SCALE) is not None:
         text = f"{attributes[DTYPE]}: the value in column j is {leaf}[:, j] * {attributes[SCALE]}[j]"
     elif DTYPE in attributes:

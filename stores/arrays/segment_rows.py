@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from ooc.stores.io.disk import profile_for
 from ooc.stores.io.engines import Engine, open_engine
 from ooc.stores.io.engines.checking import CheckingEngine
 from ooc.stores.io.engines.pread import PreadEngine
-from ooc.stores.io.read_plan import MAX_EXTENT_BYTES, ReadCost, ReadPlan, plan_by_cost
+from ooc.stores.io.read_plan import MAX_EXTENT_BYTES, ReadCost, ReadPlan, plan_by_cost, plan_ranges
 from ooc.stores.io.segments import Segments, map_segments
 from ooc.stores.io.threads import Background
 
@@ -99,6 +99,11 @@ class SegmentRows(Background):
         rows = buffer[begin : begin + (last - first) * self.row_bytes].view(self.dtype)
         return rows.reshape(last - first, *self.shape[1:]), nbytes
 
+    def plan_ranges(self, first: Ids, last: Ids) -> tuple[ReadPlan, Ids]:
+        """Return the reads for ranges of rows, and where each begins in them; see `ooc.stores.io.read_plan.plan_ranges`."""
+        settings = {"alignment": self.engine.alignment, "gap_bytes": self.cost.gap_bytes}
+        return plan_ranges(first, last, self.row_bytes, count=self.shape[0], **settings)
+
     def _range(self, first: int, last: int) -> tuple[int, int]:
         """Aligned virtual bytes of rows first..last-1; empty if there are no rows."""
         begin, end, page = first * self.row_bytes, last * self.row_bytes, self.engine.alignment
@@ -135,6 +140,67 @@ def read_range(rows: Rows, first: int, last: int, empty: Empty = fresh) -> tuple
         return rows.array[first:last], 0
     out = empty((last - first) * rows.row_bytes).view(rows.dtype).reshape(last - first, *rows.shape[1:])
     return out, rows.read(np.arange(first, last), out)
+
+
+class Ranges(NamedTuple):
+    """Ranges of rows in memory: range k begins at item at[k] of `items`, the rows' values one behind the other."""
+
+    items: AnyArray
+    """[m] of the rows' dtype, for rows of `width` items each"""
+    at: Ids
+    """int64[k]"""
+    width: int
+    nbytes: int
+    """bytes read from disk"""
+
+
+class RangePlan(NamedTuple):
+    """Ranges of rows to read: `read` carries it out, in `nbytes` of memory."""
+
+    rows: Rows
+    first: Ids
+    last: Ids
+    """int64[k] each"""
+    reads: ReadPlan | None
+    """of rows stored one behind the other"""
+    place: Ids
+    """int64[k]: where each range begins, in bytes"""
+    nbytes: int
+
+    @classmethod
+    def of(cls, rows: Rows, first: Ids, last: Ids) -> "RangePlan":
+        """Plan the reading of rows first[k]..last[k]-1. Raises IndexError for a range that is not one of the rows'.
+
+        >>> RangePlan.of(ds.edge_rows("indices"), np.array([0, 500]), np.array([100, 600])).read().at
+        array([  0, 500])
+        """
+        if isinstance(rows, SegmentRows):
+            reads, place = rows.plan_ranges(first, last)
+            return cls(rows, first, last, reads, place, reads.nbytes)
+        if len(first):
+            check_range(rows.shape[0], int(first.min()), int(last.max()))
+        if isinstance(rows, ArrayRows):
+            return cls(rows, first, last, None, first * rows.row_bytes, 0)
+        size = (last - first) * rows.row_bytes
+        return cls(rows, first, last, None, np.cumsum(size) - size, int(size.sum()))
+
+    def read(self, empty: Empty = fresh) -> Ranges:
+        """Read the ranges into memory of `empty`. Raises StoreError as `Rows.read` does."""
+        rows = self.rows
+        itemsize, width = rows.dtype.itemsize, rows.row_bytes // rows.dtype.itemsize
+        if isinstance(rows, ArrayRows):
+            return Ranges(rows.array.reshape(-1), self.place // itemsize, width, 0)
+        buffer = empty(self.nbytes)
+        if self.reads is not None:
+            assert isinstance(rows, SegmentRows)
+            nbytes = rows.engine.read(self.reads, buffer) if len(self.reads.offset) else 0
+        else:
+            out = buffer.view(rows.dtype).reshape(-1, *rows.shape[1:])
+            count = self.last - self.first
+            begins = np.repeat(self.first - (np.cumsum(count) - count), count)
+            nbytes = rows.read(begins + np.arange(len(begins)), out)
+        whole = len(buffer) // itemsize * itemsize
+        return Ranges(buffer[:whole].view(rows.dtype), self.place // itemsize, width, nbytes)
 
 
 def check_range(count: int, first: int, last: int) -> None:

@@ -79,6 +79,8 @@ def refuse(path: Path, manifest: Manifest) -> None:
     why = None
     if manifest.is_hetero:
         why = "is heterogeneous"
+    elif manifest.graphs is not None:
+        why = f"holds {manifest.graphs.count:,} graphs, and an append adds to one"
     elif manifest.partition is not None:
         why = f"numbers its nodes by {manifest.partition.parts} parts of the graph, which new edges change"
     elif manifest.order != "input":

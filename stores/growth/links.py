@@ -32,8 +32,9 @@ def link_the_rest(root: Path, out: Path, without: Iterable[str] = ()) -> None:
     for name in array_names(root):
         if name not in there:
             link_array(root, out, name)
-    link_tree(root / names.IDS, out / names.IDS)
-    for top in ("graph", names.EVENTS, "node", "edge", names.CHECKSUMS):
+    for ids in (names.IDS, names.GRAPH_IDS):
+        link_tree(root / ids, out / ids)
+    for top in ("graph", names.GRAPHS, names.EVENTS, "node", "edge", names.CHECKSUMS):
         for group in (root / top).rglob("zarr.json"):
             target = out / group.relative_to(root)
             if target.parent.is_dir() and not target.exists():

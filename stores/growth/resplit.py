@@ -1,11 +1,11 @@
 """`resplit`: new splits for a finished store, as a new version of its arrays."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,18 @@ from ooc.stores.ingest import labels
 from ooc.stores.ingest.random_split import random_bits
 from ooc.stores.ingest.splits import READ_ITEMS, bits_of, open_split, write_splits
 from ooc.stores.io.atomic import partial_path
-from ooc.stores.manifest import SPLIT_CODES, VERSIONS, Manifest, arrays_of, read_manifest, set_version, version_of
+from ooc.stores.manifest import (
+    SPLIT_CODES,
+    VERSIONS,
+    Graphs,
+    Manifest,
+    NodeType,
+    Task,
+    arrays_of,
+    read_manifest,
+    set_version,
+    version_of,
+)
 
 Bits = Iterator[NDArray[np.uint8]]
 
@@ -34,9 +45,11 @@ class SplitResult:
     """Result of new splits."""
 
     sizes: dict[str, int]
-    """nodes per split"""
+    """nodes, or graphs, per split"""
     notes: list[str]
     """about empty and overlapping splits, one line each"""
+    what: Literal["node", "graph"] = "node"
+    """what is split"""
 
 
 def resplit(
@@ -48,7 +61,8 @@ def resplit(
 ) -> SplitResult:
     """Give the store at `path` other splits, in one transaction: a kill leaves it with the earlier ones.
 
-    Open readers keep the splits they have. A run that was trained on the earlier splits is not resumed with these.
+    Of a store of many graphs, the splits are of graphs. Open readers keep the splits they have. A run that was
+    trained on the earlier splits is not resumed with these.
 
     Args:
         path: The store.
@@ -82,25 +96,26 @@ def resplit(
         shutil.rmtree(out, ignore_errors=True)
         try:
             out.mkdir(parents=True)
-            bits = _drawn(root, old, shares, seed) if shares is not None else _read(old, files or {})
+            subject = _subject(old)
+            bits = _drawn(root, subject, shares, seed) if shares is not None else _read(subject, files or {})
             given = [name for name, share in zip(SPLIT_CODES, shares, strict=True) if share] if shares else list(files or {})
-            made = write_splits(out, bits, out / "splits.bits", given)
-            link_the_rest(root, out, without=[names.node_array(name) for name in _split_arrays(root)])
-            finish_store(out, final, _described(old, root, made))
+            made = write_splits(out, bits, out / "splits.bits", given, place=subject.array, what=subject.what)
+            link_the_rest(root, out, without=[subject.array(name) for name in _split_arrays(root, subject)])
+            finish_store(out, final, _described(old, root, made, subject))
         except BaseException:
             shutil.rmtree(out, ignore_errors=True)
             raise
         forget_states(path)
         set_version(path, read_manifest(final), new)
         remove_unused(path, new, None)
-    return SplitResult(made["sizes"], made["notes"])
+    return SplitResult(made["sizes"], made["notes"], subject.what)
 
 
 def _check(path: Path, version: str, old: Manifest, files: Mapping[str, Path | str] | None, replace: bool) -> None:
     with reading(path, version) as delta:
         if delta is not None and delta.appends:
             raise ConfigError(f"{path} has appended data, which splits would not cover: run `ooc compact {path}` first")
-    there = old.node_type().splits
+    there = _subject(old).splits
     if there and not replace:
         shown = ", ".join(f"{name} {count:,}" for name, count in there.items())
         raise ConfigError(f"{path} has splits ({shown}): `replace=True` gives it others, and runs on these are not resumed")
@@ -108,30 +123,50 @@ def _check(path: Path, version: str, old: Manifest, files: Mapping[str, Path | s
         raise ConfigError(f"the rows of {path} are not in the input's order, so files of rows do not fit: ingest it with them")
 
 
-def _split_arrays(root: Path) -> list[str]:
-    return [name for name in arrays_in(root / names.node_array("")) if name == "split" or name.startswith("split_")]
+class _Subject(NamedTuple):
+    """What is split: the nodes of the one type, or the graphs of a store of many."""
+
+    what: Literal["node", "graph"]
+    rows: int
+    array: Callable[[str], str]
+    """path of an array by its name"""
+    task: Task | None
+    splits: dict[str, int]
 
 
-def _read(old: Manifest, files: Mapping[str, Path | str]) -> Bits:
-    return bits_of({name: open_split(str(file), str(file), old.num_nodes, None) for name, file in files.items()}, old.num_nodes)
+def _subject(old: Manifest) -> _Subject:
+    if old.graphs is not None:
+        return _Subject("graph", old.graphs.count, names.graphs_array, old.graphs.task, old.graphs.splits)
+    return _Subject("node", old.num_nodes, names.node_array, old.task, old.node_type().splits)
 
 
-def _drawn(root: Path, old: Manifest, shares: tuple[float, float, float], seed: int) -> Bits:
+def _split_arrays(root: Path, subject: _Subject) -> list[str]:
+    return [name for name in arrays_in(root / subject.array("")) if name == "split" or name.startswith("split_")]
+
+
+def _read(subject: _Subject, files: Mapping[str, Path | str]) -> Bits:
+    opened = {name: open_split(str(file), str(file), subject.rows, None, subject.what) for name, file in files.items()}
+    return bits_of(opened, subject.rows)
+
+
+def _drawn(root: Path, subject: _Subject, shares: tuple[float, float, float], seed: int) -> Bits:
     def labelled() -> Iterator[NDArray[np.bool_]]:
-        parts = ((first, min(first + READ_ITEMS, old.num_nodes)) for first in range(0, old.num_nodes, READ_ITEMS))
-        if old.task is None:
+        parts = ((first, min(first + READ_ITEMS, subject.rows)) for first in range(0, subject.rows, READ_ITEMS))
+        if subject.task is None:
             yield from (np.ones(stop - first, bool) for first, stop in parts)
             return
-        with closing(open_zarr_rows(root, names.node_array("y"))) as rows:
+        with closing(open_zarr_rows(root, subject.array("y"))) as rows:
             for first, stop in parts:
-                yield labels.known(read_range(rows, first, stop)[0], old.task)
+                yield labels.known(read_range(rows, first, stop)[0], subject.task)
 
     return random_bits(seed, shares, labelled)
 
 
-def _described(old: Manifest, root: Path, made: Mapping[str, Any]) -> Manifest:
-    own = old.node_type()
-    arrays = sorted({*own.arrays} - {*_split_arrays(root)} | {*made["arrays"]})
-    node_type = own.model_copy(update={"splits": made["sizes"], "arrays": arrays})
-    others = [node_type if each.name == own.name else each for each in old.node_types]
+def _described(old: Manifest, root: Path, made: Mapping[str, Any], subject: _Subject) -> Manifest:
+    own: NodeType | Graphs = old.node_type() if old.graphs is None else old.graphs
+    arrays = sorted({*own.arrays} - {*_split_arrays(root, subject)} | {*made["arrays"]})
+    if old.graphs is not None:
+        return old.model_copy(update={"graphs": old.graphs.model_copy(update={"splits": made["sizes"], "arrays": arrays})})
+    node_type = old.node_type().model_copy(update={"splits": made["sizes"], "arrays": arrays})
+    others = [node_type if each.name == node_type.name else each for each in old.node_types]
     return old.model_copy(update={"node_types": others})

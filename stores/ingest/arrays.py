@@ -1,5 +1,7 @@
 """Arrays of a data set (npz, OGB's data.npz, arrays in memory): what each of them is, and which are left out."""
 
+import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +43,8 @@ class RowBlocks:
     blocks: Callable[[], Iterator[Array]]
 
 
-Arrays = Mapping[str, Array | RowBlocks]
+Arrays = Mapping[str, Array | RowBlocks | Path]
+"""arrays by name; a path is an npy file of the caller's own, which is linked instead of copied"""
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,19 @@ def save_arrays(arrays: Arrays, folder: Path) -> dict[str, str]:
         paths[key] = str(folder / f"{key}.npy")
         if isinstance(array, RowBlocks):
             _save_blocks(Path(paths[key]), array)
+        elif isinstance(array, Path):
+            _link(array, Path(paths[key]))
         else:
             np.save(paths[key], array, allow_pickle=False)
     return paths
+
+
+def _link(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
 
 
 def blocks_of(array: Array | RowBlocks) -> Iterator[Array]:

@@ -23,6 +23,7 @@ from ooc.stores.ingest.datasets import Inputs, gather, input_files
 from ooc.stores.ingest.duck import Duck, Progress, silent
 from ooc.stores.ingest.edge_features import EdgeFeatures
 from ooc.stores.ingest.events import Events
+from ooc.stores.ingest.graphs import GraphSteps
 from ooc.stores.ingest.ids import EdgeColumns, EdgeScan
 from ooc.stores.ingest.node_arrays import NodeArrays
 from ooc.stores.ingest.node_inputs import NodeInputs
@@ -90,7 +91,8 @@ def _disk(error: OSError, out: Path) -> StoreError:
 
 def _settings(spec: IngestSpec, arrays: Arrays | None) -> str:
     digest = hashlib.sha256()
-    for name, array in sorted((arrays or {}).items()):
+    for name, given in sorted((arrays or {}).items()):
+        array = np.load(given, mmap_mode="r") if isinstance(given, Path) else given
         digest.update(f"{name} {array.dtype} {array.shape} ".encode())
         for block in blocks_of(array):
             digest.update(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
@@ -113,6 +115,7 @@ class _Build:
         self.order: Renumbering | None = None
         self.make_sink: MakeSink = Appender
         self.events: Events | None = None
+        self.graphs: GraphSteps | None = None
 
     def run(self, arrays: Arrays | None) -> dict[str, Any]:
         raw = self.steps.run(
@@ -120,14 +123,20 @@ class _Build:
         )
         self.inputs = Inputs.from_json(raw)
         self.columns = self._columns()
+        if self.inputs.of_graphs(self.spec):
+            settings = self.spec.with_graphs(), self.steps, self.duck, self.progress, self.inputs
+            self.graphs = GraphSteps(*settings)
         self.arrays = NodeInputs(self.spec, self.inputs, self.duck)
         self.edge_features = EdgeFeatures(self.spec, self.steps, self.duck, self.progress, self.columns, self.inputs)
         space = self._id_space()
         self.num_nodes = int(space["num_nodes"])
         self._check_counts()
+        if self.graphs is not None:
+            self.graphs.find()
         relation = self._mapped(space)
-        if self.spec.parts is not None or self.spec.order != "input":
-            self.order = Renumbering(self.spec, self.steps, self.duck, self.progress, self.num_nodes)
+        of_node = None if self.graphs is None else self.graphs.of_node
+        if self.spec.parts is not None or self.spec.order != "input" or of_node is not None:
+            self.order = Renumbering(self.spec, self.steps, self.duck, self.progress, self.num_nodes, of_node)
             relation = self.order.edges(relation, space["edges"], self.columns.rest)
             self.make_sink = self.order.arranging().sink
         self._write_ids(space)
@@ -135,13 +144,16 @@ class _Build:
         graph = self._graph(space, relation)
         partition = None if self.order is None else self.order.parts()
         new = None if self.order is None else self.order.new
-        of_nodes = NodeArrays(self.spec, self.steps, self.duck, self.progress, self.inputs, self.num_nodes, self.make_sink, new)
+        spec = self.spec if self.graphs is None else self.spec.model_copy(update={"random_split": None, "split_index": None})
+        of_nodes = NodeArrays(spec, self.steps, self.duck, self.progress, self.inputs, self.num_nodes, self.make_sink, new)
+        graphs = None if self.graphs is None else self.graphs.write()
         split = of_nodes.splits()
         found = of_nodes.labels()
-        features = of_nodes.features(split)
+        features = of_nodes.features(split, None if self.graphs is None else self.graphs.training())
         births = of_nodes.births(self.columns.time)
         of_edges = self.edge_features.write(lambda: Appender if self.events is None else self.events.sink())
         manifest = self._manifest(space, graph, split, found, [*features, *births], [*of_edges], partition)
+        manifest = manifest.model_copy(update={"graphs": graphs})
         finish_store(self.store, self.spec.out, manifest)
         dropped = {name: int(graph[name]) for name in ("missing", "self_loops", "duplicates") if graph[name]}
         wild = int(space["wild"]) + sum(int(each["wild"]) for each in [*features.values(), *of_edges.values()])
@@ -152,12 +164,22 @@ class _Build:
             "dropped": dropped,
             "non_finite": wild,
             "partition": partition,
-            "notes": (*self.steps.notes, *self.inputs.notes, *split["notes"], *self._unused([*features], [*of_edges])),
+            "num_graphs": None if graphs is None else graphs.count,
+            "notes": (*self._notes(split), *self._unused([*features], [*of_edges])),
         }
 
+    def _notes(self, split: dict[str, Any]) -> list[str]:
+        of_graphs = [] if self.graphs is None else self.graphs.splits()["notes"]
+        return [*self.steps.notes, *self.inputs.notes, *split["notes"], *of_graphs]
+
     def _unused(self, of_nodes: list[str], of_edges: list[str]) -> list[str]:
-        """Say which arrays are stored and reach no batch by themselves, a line for nodes and one for edges."""
-        lines = []
+        """Say which arrays are stored and reach no batch by themselves, a line for nodes and one for edges.
+
+        Those of many graphs do.
+        """
+        lines: list[str] = []
+        if self.graphs is not None:
+            return lines
         if others := sorted({*of_nodes} - {"x"}):
             lines.append(f"stored, but not in batches: {', '.join(others)} (of nodes: ds.rows(NAME), by batch.n_id)")
         if self.events is None and (others := sorted({*of_edges} - {"edge_attr"})):
@@ -355,8 +377,11 @@ class _Build:
             slots = csc.parquet_relation(unique)
         outputs = [self.store / "graph", self.store / names.CHECKSUMS / "graph"]
 
+        check = None if self.graphs is None else self.graphs.edge_check(self.columns)
+
         def write() -> dict[str, Any]:
-            return dict(csc.write_csc(self.duck, self.store, slots, self.num_nodes, space["edges"], total, rest, self.progress))
+            counts = self.num_nodes, space["edges"], total
+            return dict(csc.write_csc(self.duck, self.store, slots, *counts, rest, self.progress, check))
 
         counts = self.steps.run("graph", write, outputs)
         return counts | {"missing": space["missing"], "self_loops": space["self_loops"], "duplicates": duplicates}

@@ -24,6 +24,10 @@ from ooc.stores.ingest.sources import (
 )
 from ooc.stores.ingest.spec import OF_EVENTS, IngestSpec
 
+_TABLES = ("edges", "nodes", "label_table", "graph_table")
+OF_GRAPHS = "graphs."
+"""prefix of the names of arrays with a row per graph, and of the graphs' offsets `ptr`, among arrays in memory"""
+
 
 @dataclass
 class Inputs:
@@ -45,10 +49,18 @@ class Inputs:
     edge_features: dict[str, list[str]] = field(default_factory=dict)
     """the same as features, by edge"""
     edge_tables: dict[str, Table] = field(default_factory=dict)
+    graphs: dict[str, str] = field(default_factory=dict)
+    """of many graphs: ptr, y, train, val, test and others by graph -> npy file"""
+    graph_table: Table | None = None
+    """a row per graph"""
     notes: list[str] = field(default_factory=list)
     """what is left out"""
     shown: dict[str, str] = field(default_factory=dict)
     """unpacked file -> its name in messages"""
+
+    def of_graphs(self, spec: IngestSpec) -> bool:
+        """Whether there are many graphs, whose arrays of one dimension stay so, as in the batches of PyG's DataLoader."""
+        return spec.graph_id is not None or bool(self.graphs)
 
     def name(self, path: str) -> str:
         return self.shown.get(path, path)
@@ -58,7 +70,7 @@ class Inputs:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        tables: dict[str, Any] = {key: Table.from_json(value[key]) for key in ("edges", "nodes", "label_table") if value[key]}
+        tables: dict[str, Any] = {key: Table.from_json(value[key]) for key in _TABLES if value[key]}
         for part in ("feature_tables", "edge_tables"):
             tables[part] = {key: Table.from_json(table) for key, table in value[part].items()}
         return cls(**{**value, **tables})
@@ -72,7 +84,11 @@ def gather(spec: IngestSpec, duck: Duck, stage: Path, arrays: Arrays | None, pro
             return _from_events(paths, shown, spec.time, stage)
         if spec.time_unit != "s":
             raise ConfigError(f"`time_unit` says what the times' numbers mean, but {shown} has no times: leave it out")
-        return _from_npys(paths, shown, stage)
+        of_graphs = {name.removeprefix(OF_GRAPHS): path for name, path in paths.items() if name.startswith(OF_GRAPHS)}
+        inputs = _from_npys({name: path for name, path in paths.items() if not name.startswith(OF_GRAPHS)}, shown, stage)
+        inputs.graphs = of_graphs
+        inputs.shown |= {path: f"{shown}[{name}]" for name, path in of_graphs.items()}
+        return inputs
     if spec.npz is not None:
         paths = {key: str(path) for key, path in unpack_npz(spec.npz, stage / "npz").items()}
         return _from_npys(paths, str(spec.npz), stage)
@@ -85,7 +101,7 @@ def gather(spec: IngestSpec, duck: Duck, stage: Path, arrays: Arrays | None, pro
 
 def input_files(spec: IngestSpec) -> list[Path]:
     """Return every file the spec names, for the fingerprint. Raises InputError for a missing one."""
-    patterns = [spec.edges, spec.nodes, *spec.feature_globs().values()]
+    patterns = [spec.edges, spec.nodes, spec.graphs, *spec.feature_globs().values()]
     patterns += [pattern for pattern in spec.edge_feature_patterns().values() if pattern.endswith(".npy")]
     patterns += [str(path) for path in (spec.labels, spec.train, spec.val, spec.test, spec.npz) if path is not None]
     files = [path for pattern in patterns if pattern is not None for path in find(pattern)]
@@ -108,7 +124,14 @@ def _from_files(spec: IngestSpec, duck: Duck, stage: Path, progress: Progress) -
         inputs.features[feature] = [str(path) for path in find(pattern, natural=True)]
     inputs.labels = None if spec.labels is None else str(spec.labels)
     given = {"train": spec.train, "val": spec.val, "test": spec.test}
-    inputs.splits = {split: str(path) for split, path in given.items() if path is not None}
+    splits = {split: str(path) for split, path in given.items() if path is not None}
+    if spec.graph_id is None:
+        inputs.splits = splits
+        return inputs
+    inputs.graphs = splits
+    if spec.graphs is not None:
+        wanted = tuple(each for each in (spec.graph_id, *(spec.graph_label or "").split(",")) if each)
+        inputs.graph_table = open_table(duck, spec.graphs, stage / "graphs", spec.header, wanted, progress)
     return inputs
 
 

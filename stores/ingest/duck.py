@@ -78,6 +78,12 @@ class Duck:
         """Return the only row of a query."""
         return self.rows(sql)[0]
 
+    def one_beside(self, sql: str) -> tuple[Any, ...]:
+        """Return the only row of a query while the rows of another one are streamed."""
+        with self._errors():
+            row: tuple[Any, ...] = self._con.cursor().execute(sql).fetchall()[0]
+            return row
+
     def columns(self, sql: str) -> dict[str, str]:
         """Return the column names and types of a query."""
         return {name: kind for name, kind, *_ in self.rows(f"DESCRIBE {sql}")}

@@ -75,7 +75,8 @@ class EdgeFeatures:
             dtype = _STORED.get(self.spec.dtype, self.spec.dtype)
         storage = nodes.fit_storage(rows, dtype, unscaled, self.progress)
         settings = storage, unscaled, self.spec.allow_nan, self.progress
-        wild = nodes.write_features(self.steps.store, name, rows, *settings, make_sink(), names.edge_array)
+        flat = self.inputs.of_graphs(self.spec)
+        wild = nodes.write_features(self.steps.store, name, rows, *settings, make_sink(), names.edge_array, flat)
         return {"wild": wild}
 
 

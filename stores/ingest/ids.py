@@ -82,12 +82,12 @@ def cast(table: Table, column: str, kind: IdKind) -> str:
     return table.whole(column) if kind == "int" else f"nullif(try_cast({sql.name(column)} AS VARCHAR), '')"
 
 
-def id_kind(duck: Duck, table: Table, columns: list[str], asked: str) -> IdKind:
+def id_kind(duck: Duck, table: Table, columns: list[str], asked: str, what: str = "node ids") -> IdKind:
     """Return whether the ids are integers or text. Raises InputError for other types and for words among numbers."""
     for column in columns:
         found = table.columns[column]
         if found not in INT_TYPES | TEXT_TYPES:
-            raise InputError(f"{table.shown} column {column!r} holds {found}: node ids are whole numbers or text")
+            raise InputError(f"{table.shown} column {column!r} holds {found}: {what} are whole numbers or text")
     if asked == "str":
         return "str"
     texts = [column for column in columns if table.columns[column] in TEXT_TYPES]
@@ -208,15 +208,15 @@ def node_rows(table: Table, column: str, kind: IdKind) -> str:
     return f"SELECT {cast(table, column, kind)} AS id, {table.position()} AS row FROM {table.relation()}"
 
 
-def check_node_ids(duck: Duck, table: Table, column: str, kind: IdKind) -> bool:
-    """Return whether each node's id is its row. Raises InputError for an empty or duplicate id."""
+def check_node_ids(duck: Duck, table: Table, column: str, kind: IdKind, what: str = "node") -> bool:
+    """Return whether the id of each node (or `what`) is its row. Raises InputError for an empty or duplicate id."""
     rows = node_rows(table, column, kind)
     same = "count_if(id = row)" if kind == "int" else "0"
     held, identical = duck.one(f"SELECT count(id), {same} FROM ({rows})")
     if held < table.rows:
         position, value = _found(duck, table, f"{cast(table, column, kind)} IS NULL", [column])
         raise InputError(
-            f"{table.where(position)}: {column} is {'empty' if value is None else repr(value)}; give every node an id"
+            f"{table.where(position)}: {column} is {'empty' if value is None else repr(value)}; give every {what} an id"
         )
     if identical == table.rows:
         return True
@@ -230,7 +230,7 @@ def check_node_ids(duck: Duck, table: Table, column: str, kind: IdKind) -> bool:
             at = int(np.argmax(equal)) + 1 if equal.any() else -1
         if at >= 0:
             where = table.where(batch.column(1)[at].as_py())
-            raise InputError(f"{where}: {column} {ids[at].as_py()!r} stands there already; every node is listed once")
+            raise InputError(f"{where}: {column} {ids[at].as_py()!r} stands there already; every {what} is listed once")
         before = ids[len(ids) - 1].as_py()
     return False
 

@@ -1,6 +1,7 @@
 """Labels: determines their task, checks them, and stores them compactly."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -177,11 +178,13 @@ def _fractions(values: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(values != np.floor(values))  # infinity is out of range
 
 
-def write_labels(store: Path, rows: Rows, labels: Labels, make_sink: MakeSink = Appender) -> None:
-    """Append the labels as node array y, in the smallest suitable dtype."""
+def write_labels(
+    store: Path, rows: Rows, labels: Labels, make_sink: MakeSink = Appender, array: Callable[[str], str] = node_array
+) -> None:
+    """Append the labels as node array y (or `array("y")`), in the smallest suitable dtype."""
     dtype = label_dtype(labels.task, labels.num_classes)
     shape = () if labels.width is None else (labels.width,)
-    with make_sink(store, node_array("y"), shape, dtype, label_attributes(labels.task), count=rows.count) as sink:
+    with make_sink(store, array("y"), shape, dtype, label_attributes(labels.task), count=rows.count) as sink:
         for block in rows.blocks():
             unlabeled = block.dtype.kind == "f" and labels.task != "regression"
             values = np.where(np.isnan(block), -1, block) if unlabeled else block

@@ -14,7 +14,7 @@ from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.ingest import labels as label_rows
 from ooc.stores.ingest import nodes
 from ooc.stores.ingest import splits as split_files
-from ooc.stores.ingest.arrange import MakeSink, in_input_order
+from ooc.stores.ingest.arrange import MakeSink, Training, in_input_order
 from ooc.stores.ingest.datasets import Inputs
 from ooc.stores.ingest.duck import Duck, Progress
 from ooc.stores.ingest.node_inputs import NodeInputs
@@ -117,31 +117,37 @@ class NodeArrays:
             self._labels = label_rows.look_at_labels(rows, self.num_nodes, self.held.label_names, self.held.label_kind)
         return self._labels
 
-    def features(self, split: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Steps features NAME: {name: {wild}}."""
+    def features(self, split: dict[str, Any], training: Training | None = None) -> dict[str, dict[str, Any]]:
+        """Steps features NAME: {name: {wild}}. training: which of the store's rows are training rows, if not by `split`."""
         if self.spec.normalize != "none" and not self.held.names:
             raise ConfigError(f"`normalize={self.spec.normalize!r}` scales features, and there are none: leave it out")
         return {
-            name: self.steps.run(f"features {name}", self._feature_step(name, split), self._outputs(name, scale_name(name)))
+            name: self.steps.run(
+                f"features {name}", self._feature_step(name, split, training), self._outputs(name, scale_name(name))
+            )
             for name in self.held.names
         }
 
-    def _feature_step(self, name: str, split: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    def _feature_step(self, name: str, split: dict[str, Any], training: Training | None) -> Callable[[], dict[str, Any]]:
         def write() -> dict[str, Any]:
             rows, extra = self.held.features(name), name in self.inputs.extra
             normalize, dtype = ("none", "auto") if extra else (self.spec.normalize, self.spec.dtype)
-            scale = nodes.fit_scale(rows, normalize, self._training(split), self.progress)
+            scale = nodes.fit_scale(rows, normalize, self._training(split, training), self.progress)
             storage = nodes.fit_storage(rows, dtype, scale, self.progress)
             settings = storage, scale, self.spec.allow_nan, self.progress
-            return {"wild": nodes.write_features(self.store, name, rows, *settings, self.make_sink)}
+            flat = name != "x" and self.inputs.of_graphs(self.spec)
+            return {"wild": nodes.write_features(self.store, name, rows, *settings, self.make_sink, flat=flat)}
 
         return write
 
-    def _training(self, split: dict[str, Any]) -> Callable[[int, int], NDArray[np.bool_]] | None:
+    def _training(self, split: dict[str, Any], training: Training | None) -> Training | None:
         """Which rows are training rows, read from the store (the splits may be from an earlier run)."""
-        if self.spec.normalize != "standard" or "train" not in split["sizes"]:
+        if self.spec.normalize != "standard":
             return None
-        training = split_files.training_rows(self.store, split["arrays"])
+        if "train" in split["sizes"]:
+            training = split_files.training_rows(self.store, split["arrays"])
+        if training is None:
+            return None
         return training if self.new is None else in_input_order(training, self.new)
 
     def births(self, time: TimeColumn | None) -> list[str]:

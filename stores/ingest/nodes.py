@@ -253,8 +253,11 @@ def write_features(
     progress: Progress,
     make_sink: MakeSink = Appender,
     array: Callable[[str], str] = node_array,
+    flat: bool = False,
 ) -> int:
     """Append the rows as node array `name` [N, F] (or `array(name)`) with its scales; returns the number of non-finite values.
+
+    `flat` keeps rows without columns as they are, [N], where they need no scale.
 
     Raises InputError for such values unless `allow_nan`, with their number and the first one's file, row and column. Values
     that overflow the dtype count as infinite.
@@ -264,14 +267,16 @@ def write_features(
     attributes |= {CATEGORIES: rows.categories} if rows.categories else {}
     if storage.step is not None:
         write_array(store, array(scale_name(name)), storage.step)
-    with make_sink(store, array(name), (rows.width or 1,), storage.stored, attributes, count=rows.count) as sink:
+    plain = flat and rows.width is None and storage.step is None
+    shape = () if plain else (rows.width or 1,)
+    with make_sink(store, array(name), shape, storage.stored, attributes, count=rows.count) as sink:
         for final, bad in _ahead(_finished(block, scale, storage) for block in rows.blocks()):
             if bad is not None and bad.any():
                 if not wild:
                     row, column = np.argwhere(bad)[0]
                     at = done + int(row), int(column)
                 wild += int(bad.sum())
-            sink.append(final)
+            sink.append(final[:, 0] if plain else final)
             done += len(final)
             progress(f"features {name}", done, rows.count)
         if wild and (storage.whole or not allow_nan):

@@ -1,4 +1,4 @@
-"""The steps of an ingest that renumber nodes: parts become ranges of ids (`--parts`), or hubs come first.
+"""The steps of an ingest that renumber nodes: parts (`--parts`) or graphs become ranges of ids, or hubs come first.
 
 Most reads of a graph with hubs are of hubs; if these are adjacent on few pages, batches and scans need fewer other pages.
 (Caches of hot vertices use degrees, as in PaGraph, Lin et al., SoCC 2020; here the file layout does.)
@@ -33,12 +33,17 @@ CUT_SLOTS = 1 << 22
 
 
 class Renumbering:
-    """One ingest's new order. Each method is a resumable step or two; call `edges` first."""
+    """One ingest's new order. Each method is a resumable step or two; call `edges` first.
 
-    def __init__(self, spec: IngestSpec, steps: Steps, duck: Duck, progress: Progress, num_nodes: int) -> None:
+    of_node: npy file with the graph of each input row, of a store of many graphs: they become ranges of ids.
+    """
+
+    def __init__(
+        self, spec: IngestSpec, steps: Steps, duck: Duck, progress: Progress, num_nodes: int, of_node: Path | None = None
+    ) -> None:
         self.spec, self.steps, self.duck, self.progress = spec, steps, duck, progress
         self.store, self.stage, self.num_nodes = steps.store, steps.stage, num_nodes
-        self._new = self.stage / "new.npy"
+        self._new, self._of_node = self.stage / "new.npy", of_node
         self.method = ""
 
     def edges(self, relation: str, num_edges: int, rest: Mapping[str, np.dtype[Any]]) -> str:
@@ -68,7 +73,7 @@ class Renumbering:
         return csc.parquet_relation(target)
 
     def _order(self, folder: Path, relation: str, num_edges: int) -> dict[str, Any]:
-        method, part = "", np.zeros(self.num_nodes, np.int32)
+        method, part = "", np.zeros(self.num_nodes, np.int32) if self._of_node is None else np.load(self._of_node)
         if self.spec.parts is not None:
             neighbors, count = Neighbors(folder, self.num_nodes), count_of(self.spec.parts, self.num_nodes)
             method = method_of(self.spec.partitioner, self.num_nodes, neighbors.num_slots, self.duck.limit)

@@ -60,6 +60,17 @@ class IngestSpec(BaseModel):
     split: str | None = None
     """column of the node table with train, val or test (or 0, 1, 2), or boolean columns whose names begin with these words:
     train_mask,val_mask,test_mask"""
+    graph_id: str | None = None
+    """column of the node table with each node's graph: a store of many graphs, whose edges join nodes of one graph. `train`,
+    `val`, `test` and `random_split` are then of graphs"""
+    graphs: str | None = None
+    """path or glob of a table with a row per graph, whose column of ids is called as that of the node table, or `id`; its order
+    is the order of graphs, otherwise that of their first nodes"""
+    graph_label: str | None = None
+    """column of the graphs' labels, in the table of graphs or, without one, in the node table, where all nodes of a graph have
+    the same; as `label`"""
+    graph_split: str | None = None
+    """column of the graphs' splits, found as `graph_label`; as `split`"""
     birth: str | None = None
     """column of the nodes' first times; empty for nodes that always exist"""
     x_cols: str | None = None
@@ -128,6 +139,7 @@ class IngestSpec(BaseModel):
                 if getattr(self, name) != default:
                     self._refuse(given[0], (name,))
         self._check_nodes()
+        self._check_graphs()
         self._check_times()
         self._check_split()
         if self.arg and self.pyg is None:
@@ -141,7 +153,7 @@ class IngestSpec(BaseModel):
 
     def _check_nodes(self) -> None:
         if self.nodes is None:
-            for name in ("label", "split", "birth", "x_cols", "one_hot", "codes"):
+            for name in ("label", "split", "birth", "x_cols", "one_hot", "codes", "graph_id"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"`{name}` names a column of the node table: give `nodes` too")
             if self.id != "id":
@@ -149,6 +161,26 @@ class IngestSpec(BaseModel):
         for one, other in (("label", "labels"), ("split", "train"), ("split", "val"), ("split", "test")):
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise ConfigError(f"`{one}` and `{other}` say the same thing twice: give one of them")
+
+    def _check_graphs(self) -> None:
+        if self.graph_id is None:
+            for name in ("graphs", "graph_label", "graph_split"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"`{name}` is of the graphs that `graph_id` names: give `graph_id` too")
+            return
+        for name in ("train", "val", "test", "random_split"):
+            if self.graph_split is not None and getattr(self, name) is not None:
+                raise ConfigError(f"`graph_split` and `{name}` say the same thing twice: give one of them")
+        self.with_graphs()
+
+    def with_graphs(self) -> "IngestSpec":
+        """Return these settings for many graphs. Raises ConfigError where a setting does not go with them."""
+        for name in ("parts", "time"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"`{name}` does not go with many graphs: leave it out, or ingest one graph")
+        if self.order != "input":
+            raise ConfigError("`order` does not go with many graphs, whose nodes stay together: leave it out")
+        return self
 
     def _check_split(self) -> None:
         if self.random_split is None:
@@ -250,6 +282,8 @@ class IngestResult:
     """dropped edges by reason: missing (input edges), self_loops (input edges), duplicates (slots)"""
     non_finite: int = 0
     """NaN and infinite values kept by `allow_nan`"""
+    num_graphs: int | None = None
+    """graphs in a store of many"""
     seconds: float = 0.0
     resumed: tuple[str, ...] = ()
     """steps finished by an earlier, interrupted run"""

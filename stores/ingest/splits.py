@@ -21,7 +21,7 @@ from ooc.stores.ingest.arrange import MakeSink
 from ooc.stores.ingest.duck import Duck
 from ooc.stores.ingest.sources import Table, open_array, read_column, read_items
 from ooc.stores.ingest.sources import first as first_row
-from ooc.stores.manifest import SPLIT_CODES, node_array, split_array
+from ooc.stores.manifest import SPLIT_CODES, node_array
 
 BITS = {name: 1 << code for name, code in SPLIT_CODES.items()}
 WINDOW_NODES = 1 << 25
@@ -38,8 +38,8 @@ Split = Callable[[int, Bits, int], None]
 """split(first, window, bit): sets `bit` of window[i] if node first + i is in the split"""
 
 
-def open_split(path: str, shown: str, num_nodes: int, split_index: int | None) -> Split:
-    """Open a split given as an npy of row ids [k], a mask [N], or boolean masks [S, N] or [N, S] of which one is selected.
+def open_split(path: str, shown: str, num_nodes: int, split_index: int | None, what: str = "node") -> Split:
+    """Open a split of nodes (or `what`): an npy of row ids [k], a mask [N], or boolean masks [S, N] or [N, S], one selected.
 
     A mask may also be of whole numbers that are all 0 or 1.
 
@@ -60,7 +60,7 @@ def open_split(path: str, shown: str, num_nodes: int, split_index: int | None) -
             wrong = (ids < 0) | (ids >= num_nodes)
             if wrong.any():
                 at = int(np.argmax(wrong))
-                raise InputError(f"{shown} entry {start + at}: node {ids[at]} is out of range 0..{num_nodes - 1}; correct it")
+                raise InputError(f"{shown} entry {start + at}: {what} {ids[at]} is out of range 0..{num_nodes - 1}; correct it")
             here = ids[(ids >= first) & (ids < first + len(window))].astype(np.int64)
             window[here - first] |= np.uint8(bit)
 
@@ -167,7 +167,13 @@ def _mask_sql(split: str, column: str) -> tuple[str, str]:
 
 
 def write_splits(
-    store: Path, bits: Iterable[Bits], stage: Path, given: Collection[str], make_sink: MakeSink = Appender
+    store: Path,
+    bits: Iterable[Bits],
+    stage: Path,
+    given: Collection[str],
+    make_sink: MakeSink = Appender,
+    place: Callable[[str], str] = node_array,
+    what: str = "node",
 ) -> dict[str, Any]:
     """Write `split` int8[N], or one boolean array per split if they overlap.
 
@@ -177,6 +183,8 @@ def write_splits(
         stage: Temporary file for them.
         given: Splits that the store has even if they are empty.
         make_sink: Creates the arrays.
+        place: The path of an array by its name.
+        what: What there are N of.
 
     Returns:
         {sizes: {split: nodes}, arrays: [names], notes: [a line per empty split, and per overlapping pair, because scores would
@@ -189,27 +197,35 @@ def write_splits(
             file.write(part.data)
     held = {name: np.arange(len(counts)) & bit > 0 for name, bit in BITS.items()}
     sizes = {name: int(counts[each].sum()) for name, each in held.items()}
-    empty = [f"the split {name} holds no node" for name in given if not sizes[name]]
+    empty = [f"the split {name} holds no {what}" for name in given if not sizes[name]]
     sizes = {name: size for name, size in sizes.items() if size or name in given}
     shared = [(one, other, int(counts[held[one] & held[other]].sum())) for one, other in combinations(sizes, 2)]
-    notes = [f"the splits {one} and {other} share {count:,} nodes" for one, other, count in shared if count]
+    notes = [f"the splits {one} and {other} share {count:,} {what}s" for one, other, count in shared if count]
     arrays = [f"split_{name}" for name in sizes] if notes else ["split"] if sizes else []
-    _append(store, stage, int(counts.sum()), list(sizes), bool(notes), make_sink)
+    _append(store, stage, int(counts.sum()), list(sizes), bool(notes), make_sink, place)
     stage.unlink()
     return {"sizes": sizes, "arrays": arrays, "notes": [*empty, *notes]}
 
 
-def _append(store: Path, stage: Path, num_nodes: int, splits: list[str], overlapping: bool, make_sink: MakeSink) -> None:
+def _append(
+    store: Path,
+    stage: Path,
+    num_nodes: int,
+    splits: list[str],
+    overlapping: bool,
+    make_sink: MakeSink,
+    place: Callable[[str], str],
+) -> None:
     if overlapping:
         for name in splits:
-            with make_sink(store, split_array(name), (), np.bool_, count=num_nodes) as sink:
+            with make_sink(store, place(f"split_{name}"), (), np.bool_, count=num_nodes) as sink:
                 for part in _staged(stage):
                     sink.append(part & BITS[name] > 0)
     elif splits:
         codes = np.full(1 << len(BITS), -1, np.int8)
         for name, bit in BITS.items():
             codes[bit] = SPLIT_CODES[name]
-        with make_sink(store, node_array("split"), (), np.int8, count=num_nodes) as sink:
+        with make_sink(store, place("split"), (), np.int8, count=num_nodes) as sink:
             for part in _staged(stage):
                 sink.append(codes[part])
 
@@ -220,13 +236,17 @@ def _staged(stage: Path) -> Iterator[Bits]:
             yield np.frombuffer(piece, np.uint8)
 
 
-def training_rows(store: Path, arrays: Iterable[str]) -> Callable[[int, int], NDArray[np.bool_]]:
+def training_rows(
+    store: Path, arrays: Iterable[str], place: Callable[[str], str] = node_array
+) -> Callable[[int, int], NDArray[np.bool_]]:
     """Return a function that reads which of the rows first..last-1 are training rows from the store's split arrays.
+
+    `place` is the path of an array by its name.
 
     >>> training_rows(store, ["split"])(0, 3)
     array([ True, False, False])
     """
     own = "split_train" in arrays
-    array: Any = zarr.open_group(store, mode="r")[split_array("train") if own else node_array("split")]
+    array: Any = zarr.open_group(store, mode="r")[place("split_train" if own else "split")]
     wanted = True if own else SPLIT_CODES["train"]
     return lambda first, last: np.asarray(array[first:last]) == wanted

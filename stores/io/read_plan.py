@@ -61,6 +61,9 @@ bytes from 4 GB within 10 % for gaps of 0 to 16 KiB, and its gap of 12 KiB was w
 GAP_BYTES = DEFAULT_COST.gap_bytes
 
 
+_NONE = np.empty(0, np.int64)
+
+
 @dataclass(frozen=True)
 class ReadPlan:
     """Sorted, disjoint, aligned extents of virtual bytes (row r of an array begins at r * row_bytes), and the rows in them.
@@ -223,3 +226,77 @@ def plan_by_cost(ids: NDArray[np.int64], row_bytes: int, cost: ReadCost, *, coun
     if max(cost.latency_s, scan_s) >= cost.seconds(plan.length):
         return plan
     return plan_reads(ids, row_bytes, count=count, alignment=alignment, gap_bytes=2**62)
+
+
+def plan_ranges(
+    first: NDArray[np.int64],
+    last: NDArray[np.int64],
+    row_bytes: int,
+    *,
+    count: int,
+    alignment: int = 4096,
+    gap_bytes: int = GAP_BYTES,
+) -> tuple[ReadPlan, NDArray[np.int64]]:
+    """Plan the reading of ranges of rows, each whole and contiguous in the buffer of the extents.
+
+    Args:
+        first: int64[k], first row of each range, in any order; ranges may overlap.
+        last: int64[k], the row after its last one.
+        row_bytes: Bytes per row.
+        count: Rows of the array.
+        alignment: Alignment of offsets and lengths.
+        gap_bytes: Largest gap to read over.
+
+    Returns:
+        The plan, without rows of its own, and int64[k]: where each range begins in the concatenated extents, in bytes.
+
+    Raises:
+        IndexError: If a range is not one of the array's rows.
+
+    >>> plan, at = plan_ranges(np.array([8, 0]), np.array([10, 2]), 4096, count=100)
+    >>> plan.offset.tolist(), at.tolist()
+    ([0, 32768], [8192, 0])
+    """
+    wrong = (first < 0) | (last < first) | (last > count)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise IndexError(f"rows {first[at]} to {last[at] - 1} are out of range: there are {count} rows")
+    order = np.argsort(first, kind="stable") if (first[1:] < first[:-1]).any() else np.arange(len(first))
+    begin, end, place = (np.empty(len(first), np.int64) for _ in range(3))
+    k = _merge_ranges(first, last, order, row_bytes, alignment, gap_bytes, begin, end, place)
+    pieces = -(-(end[:k] - begin[:k]) // (step := MAX_EXTENT_BYTES // alignment * alignment))
+    number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    offset = np.repeat(begin[:k], pieces) + number * step
+    length = np.minimum(step, np.repeat(end[:k], pieces) - offset)
+    return ReadPlan(row_bytes, offset, length, _NONE, _NONE, np.zeros(len(offset) + 1, np.int64)), place
+
+
+@kernel
+def _merge_ranges(
+    first: NDArray[np.int64],
+    last: NDArray[np.int64],
+    order: NDArray[np.int64],
+    row_bytes: int,
+    alignment: int,
+    gap_bytes: int,
+    begin: NDArray[np.int64],
+    end: NDArray[np.int64],
+    place: NDArray[np.int64],
+) -> int:
+    """Set begin and end of each extent in bytes, and the place of each range in them; returns the number of extents."""
+    k, done = 0, 0
+    for i in order:
+        place[i] = done if k == 0 else done + end[k - 1] - begin[k - 1]
+        if first[i] == last[i]:
+            continue
+        low = first[i] * row_bytes // alignment * alignment
+        high = -(-(last[i] * row_bytes) // alignment) * alignment
+        if k == 0 or low > end[k - 1] + gap_bytes:
+            if k > 0:
+                done += end[k - 1] - begin[k - 1]
+            begin[k] = low
+            end[k] = high
+            k += 1
+        end[k - 1] = max(end[k - 1], high)
+        place[i] = done + first[i] * row_bytes - begin[k - 1]
+    return k
