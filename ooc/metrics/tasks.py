@@ -17,6 +17,9 @@ from ooc.stores.manifest import Task
 
 LOWER_IS_BETTER = frozenset(("loss", "mse", "mae", "rmse"))
 """scores of which less is better; of all others more is"""
+_OF_CLASSES = ("label_smoothing", "class_weights")
+_OF_TARGETS = ("loss", "huber_delta")
+"""settings of labels that are classes, or numbers"""
 
 
 class Labelled(Protocol):
@@ -68,12 +71,7 @@ class LabelTask:
         count = labelled.num_classes or (1 if kind == "regression" else 2)
         if config is None:
             return cls(kind, count)
-        numbers = ("loss", "huber_delta") if kind != "regression" else ("label_smoothing", "class_weights")
-        for name in changed(config, *numbers):
-            what = "numbers (a regression)" if kind != "regression" else "classes"
-            raise ConfigError(
-                f"{name} = {getattr(config, name)!r} is for labels that are {what}, and these are {kind}: leave it out"
-            )
+        _refuse_settings_of_others(kind, config)
         task = cls(kind, count, "mse" if config.loss == "auto" else config.loss, config.huber_delta)
         if config.monitor is not None and config.monitor not in task.metric_names:
             raise ConfigError(
@@ -123,3 +121,11 @@ class LabelTask:
         if self.kind == "regression":
             return RegressionScores(self.num_classes, RegressionLoss(self.loss_name, self.huber_delta), device)
         return classes.Scores(self.kind, self.num_classes, count, device)
+
+
+def _refuse_settings_of_others(kind: Task, config: LabelConfig) -> None:
+    """Raise ConfigError for a setting of classes where labels are numbers, or the other way round."""
+    numbers = kind == "regression"
+    whose, labels = ("classes", "targets of a regression") if numbers else ("targets of a regression", kind)
+    for name in changed(config, *(_OF_CLASSES if numbers else _OF_TARGETS)):
+        raise ConfigError(f"{name} = {getattr(config, name)!r} is for {whose}, and the labels are {labels}: leave it out")

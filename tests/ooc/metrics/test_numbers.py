@@ -160,9 +160,13 @@ def test_what_a_task_is() -> None:
 @pytest.mark.parametrize(
     ("kind", "settings", "words"),
     [
-        ("multiclass", {"loss": "mae"}, "loss = 'mae' is for labels that are numbers .*these are multiclass: leave it out"),
-        ("regression", {"label_smoothing": 0.1}, "label_smoothing = 0.1 is for labels that are classes"),
-        ("regression", {"class_weights": "balanced"}, "class_weights = 'balanced' is for labels that are classes"),
+        (
+            "multiclass",
+            {"loss": "mae"},
+            "loss = 'mae' is for targets of a regression, and the labels are multiclass: leave it out",
+        ),
+        ("regression", {"label_smoothing": 0.1}, "label_smoothing = 0.1 is for classes, and the labels are targets"),
+        ("regression", {"class_weights": "balanced"}, "class_weights = 'balanced' is for classes, and"),
         ("regression", {"monitor": "accuracy"}, "monitor = 'accuracy' is no metric of a regression task: use one of loss, mse"),
         ("binary", {"monitor": "rmse"}, "monitor = 'rmse' is no metric of a binary task"),
         (None, {}, "no labels"),
