@@ -29,6 +29,7 @@ N = 50
 Settings = dict[str, Any]
 MODES: dict[str, Settings] = {
     "sampled": {"loss": "huber", "huber_delta": 0.5},
+    "own": {"model": "torch_geometric.nn:GraphSAGE"},
     "layerwise": {"evaluate": "layerwise", "loss": "mae"},
     "cluster": {"mode": "cluster", "parts": 5, "fanout": [], "layers": 2},
     "saint": {"mode": "saint", "roots": 10, "fanout": [], "layers": 2},
