@@ -106,8 +106,9 @@ def split(
     test: Annotated[Path | None, typer.Option(help="The same for testing.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the splits that the store has.")] = False,
 ) -> None:
-    """Give a store splits, at random among the labelled nodes (graphs, in a store of many) or from files.
+    """Give a store splits, at random among the labelled nodes or from files.
 
+    Of a store of many graphs, the splits are of graphs.
     Runs that were trained on earlier splits are not resumed with the new ones.
     """
     from ooc.pyg.change_store import split as give

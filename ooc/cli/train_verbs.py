@@ -186,11 +186,12 @@ def infer(
 ) -> None:
     """Predict the class, or the number, of every node, exactly.
 
-    The model is computed layer by layer, in bounded memory. After a crash, run the command again to continue.
+    By a run of whole graphs (--task graph), of every graph. The model is computed layer by layer, in bounded memory. After a
+    crash, run the command again to continue.
     """
     options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads}
     result = _layer_by_layer("infer", checkpoint, store, out, memory=memory, engine=engine, **options)
-    print(f"{result.path}: {result.rows:,} nodes, {result.columns} model outputs; {result.moved}")
+    print(f"{result.path}: {result.rows:,} {result.of}, {result.columns} model outputs; {result.moved}")
 
 
 @app.command(

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from ooc.config.base import RunConfig, parse, read_config, saved_config, task_name
 from ooc.config.events import EventsConfig
+from ooc.config.graphs import GraphConfig
 from ooc.config.nodes import OWN, FullConfig, TrainConfig
 from ooc.config.snapshots import SnapshotsConfig
 from ooc.stores.errors import ConfigError
@@ -22,6 +23,7 @@ def choices() -> dict[tuple[str, str], type[RunConfig]]:
     return {
         **{("node", mode): TrainConfig for mode in batches},
         ("node", "full"): FullConfig,
+        ("graph", "graphs"): GraphConfig,
         ("link", "events"): EventsConfig,
         ("link", "snapshots"): SnapshotsConfig,
         ("node", "snapshots"): SnapshotsConfig,

@@ -36,10 +36,9 @@ OF_MODEL = {
 """settings that apply to these models only; a user-defined class may accept `heads` as well"""
 
 
-class NodeConfig(LabelConfig):
-    """Common settings of runs on the labels of nodes."""
+class ModelConfig(LabelConfig):
+    """Settings of the models of nodes, which runs on nodes and on whole graphs share."""
 
-    task: Literal["node"] = Field(default="node", description="What is predicted: node (labels of nodes).")
     model: str = Field(
         default="sage", description="sage, gcn, gat, gin, gine, gcnii, appnp, sgc, or package.module:Class for your own."
     )
@@ -55,7 +54,6 @@ class NodeConfig(LabelConfig):
     input_dropout: Fraction | None = Field(
         default=None, description="Dropout of the features; by default --dropout for gcn, gat, gcnii and appnp, else 0."
     )
-    plan: bool = Field(default=True, description="Predict the run before it starts, from a profile of a few seconds.")
 
     @model_validator(mode="after")
     def _of_the_model(self) -> Self:
@@ -63,6 +61,13 @@ class NodeConfig(LabelConfig):
         if ":" in self.model or self.model in _BUILT_IN:
             check_settings(self, OF_MODEL, ["heads"])
         return self
+
+
+class NodeConfig(ModelConfig):
+    """Common settings of runs on the labels of nodes."""
+
+    task: Literal["node"] = Field(default="node", description="What is predicted: node (labels of nodes).")
+    plan: bool = Field(default=True, description="Predict the run before it starts, from a profile of a few seconds.")
 
 
 class TrainConfig(NodeConfig):

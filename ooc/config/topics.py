@@ -7,13 +7,16 @@ Topics = Mapping[str, tuple[str, str]]
 
 TRAIN: Topics = {
     "Run": ("store out config resume seed log", "grown plan tensorboard checkpoint_every"),
-    "Mode and batches": ("mode fanout batch_size window num_neighbors", "stride by strategy replace weight_attr accumulate"),
+    "Mode and batches": (
+        "mode fanout batch_size window num_neighbors",
+        "stride by strategy replace weight_attr shuffle_block accumulate",
+    ),
     "Subgraphs (--mode cluster, saint, history)": ("", "parts parts_per_batch saint roots walk_length saint_coverage"),
     "Histories (--mode history)": ("", "history history_dtype history_lag refresh drift_tolerance"),
     "Model": (
         "model hidden layers dropout",
-        "norm model_args conv heads output_heads residual input_dropout alpha theta rescale update identity both_ways "
-        "memory_dim time_dim past raw",
+        "pooling virtual_node norm model_args conv heads output_heads residual input_dropout alpha theta rescale update "
+        "identity both_ways memory_dim time_dim past raw",
     ),
     "Task": ("task loss", "huber_delta label_smoothing class_weights"),
     "Events (--mode events, snapshots)": ("", "labels columns val test negatives ratio destinations live"),
@@ -34,7 +37,7 @@ TRAIN: Topics = {
 
 INGEST: Topics = {
     "Edges": (
-        "edges src dst weight time edge_features edge_label edge_split undirected drop_missing",
+        "edges src dst weight time edge_features undirected drop_missing",
         "time_unit header id_type drop_duplicates drop_self_loops",
     ),
     "Nodes": ("nodes id label split x_cols", "task one_hot codes birth num_nodes"),

@@ -8,14 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from ooc.config.base import RunConfig, changed
-from ooc.config.nodes import NodeConfig
+from ooc.config.nodes import ModelConfig
 from ooc.models.builders import build_model
+from ooc.models.graph_models import build_graph_model
 from ooc.models.user_models import kind_of, load_model
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.stores.errors import ConfigError
 
 _SHARED = ("dropout", "heads", "norm", "residual")
 """settings of every model, built in or not"""
+_OF_GRAPHS = ("pooling", "virtual_node")
+"""settings of models of whole graphs"""
 _BUILT_IN = ("output_heads", "input_dropout", "alpha", "theta", "rescale")
 """settings of built-in models; exact training has no sums over sampled edges to rescale"""
 
@@ -43,22 +46,28 @@ def takes_floats(config: RunConfig) -> bool:
 
 
 def make_model(
-    config: NodeConfig,
+    config: ModelConfig,
     in_channels: int,
     channels: int,
     degrees: Callable[[], Tensor] | None = None,
     edge_dim: int | None = None,
 ) -> nn.Module:
-    """The configured model, its parameters drawn from the seed alone. degrees: see `load_model`; edge_dim: columns of the edge
-    feature `edge_attr`, None where there is none."""
+    """The configured model, of nodes or of whole graphs, its parameters drawn from the seed alone.
+
+    degrees: see `load_model`; edge_dim: columns of the edge feature `edge_attr`, None where there is none.
+    """
     torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
+    of_graphs = [name for name in _OF_GRAPHS if name in type(config).model_fields]
+    shared = (*_SHARED, *of_graphs)
     shape: dict[str, Any] = {"in_channels": in_channels, "hidden_channels": config.hidden, "out_channels": channels}
-    shape |= {"num_layers": config.layers} | {name: getattr(config, name) for name in _SHARED}
+    shape |= {"num_layers": config.layers} | {name: getattr(config, name) for name in shared}
     if edge_dim is not None:
         shape["edge_dim"] = edge_dim
     if ":" in config.model:
-        asked = [name for name in changed(config, *_SHARED) if getattr(config, name)]
+        asked = [name for name in changed(config, *shared) if getattr(config, name)]
         made = load_model(config.model, shape, config.model_args, asked, config.folders, degrees)
+        if of_graphs:
+            return made
         count = len(made.layers) if kind_of(made) == "layers" else config.layers  # type: ignore[arg-type]
         if count != config.layers:
             raise ConfigError(f"model {config.model} has {count} layers, and layers is {config.layers}: give `layers={count}`")
@@ -71,7 +80,7 @@ def make_model(
             "edge_attr=f*"
         )
     own = {name: getattr(config, name) for name in _BUILT_IN if name in type(config).model_fields}
-    return build_model(config.model, **shape, **own)
+    return build_graph_model(config.model, **shape, **own) if of_graphs else build_model(config.model, **shape, **own)
 
 
 def model_bytes(config: RunConfig, model: nn.Module) -> int:

@@ -20,8 +20,9 @@ import torch
 from torch import nn
 
 from ooc.config.base import parse, saved_config
+from ooc.config.graphs import GraphConfig
 from ooc.config.modes import check_consent, class_of
-from ooc.config.nodes import NodeConfig
+from ooc.config.nodes import ModelConfig, NodeConfig
 from ooc.layerwise.exact_pass import ExactPass, exact_pass
 from ooc.layerwise.layerwise_pass import Progress
 from ooc.layerwise.shape import has_layers
@@ -30,14 +31,15 @@ from ooc.metrics.tasks import LabelTask
 from ooc.models.pyg_models import degree_histogram
 from ooc.models.user_models import edge_dim_of, find_class
 from ooc.runtime.restoring import settings_restored
-from ooc.stores.arrays.rows import AnyArray, Rows
+from ooc.stores.arrays.rows import AnyArray, ArrayRows, Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, OocError
 from ooc.stores.io.atomic import check_absent, removed_path
 from ooc.stores.manifest import read_manifest
 from ooc.stores.sizes import format_bytes, parse_bytes
-from ooc.training import checkpoint
+from ooc.training import checkpoint, infer_graphs
 from ooc.training.build import make_model, takes_floats
+from ooc.training.graph_mode import graph_model
 from ooc.training.predictions import check_group, check_table, write_table, write_zarr
 from ooc.training.run import MODEL
 
@@ -48,7 +50,7 @@ Store = Dataset | Path | str
 @dataclass(frozen=True)
 class WrittenRows:
     """What was written, and the bytes read and written for it; reading: how features were read, by which engine and why;
-    method: how the rows were computed."""
+    method: how the rows were computed; of: what each row is of, "nodes" or "graphs"."""
 
     path: Path
     rows: int
@@ -57,6 +59,7 @@ class WrittenRows:
     bytes_written: int
     reading: str
     method: str = ""
+    of: str = "nodes"
 
     @property
     def moved(self) -> str:
@@ -151,7 +154,7 @@ def infer(
     progress: Progress | None = None,
     verify_reads: bool = False,
 ) -> NodeRows | WrittenRows:
-    """Compute a model's outputs for every node, exactly and in bounded memory.
+    """Compute a model's outputs for every node, exactly and in bounded memory; of a run of whole graphs, for every graph.
 
     A model that is a list of layers goes layer by layer over all nodes. One with its own `forward(x, edge_index)` is computed
     on batches of full neighborhoods: the seeds of a batch with all their in-edges, over as many hops as their outputs depend
@@ -177,7 +180,7 @@ def infer(
         verify_reads: Compare every chunk with its checksum before rows are read from it, as `ooc.open(..., verify_reads=True)`.
 
     Returns:
-        `NodeRows` float32 [N, C] if `out` is None, else `WrittenRows` about the file.
+        `NodeRows` float32 [N, C] (of graphs [G, C]) if `out` is None, else `WrittenRows` about the file.
 
     Raises:
         ConfigError: If model and store do not fit, or the run names a class and there is no consent to import it.
@@ -193,6 +196,8 @@ def infer(
     work = _Work(model, store, None, num_layers, engine, memory, consent, progress, verify_reads)
     if out is not None:
         check_table(Path(out))
+    if _is_of_graphs(model):
+        return _graphs(work, partial(consent, kind=GraphConfig), None if out is None else Path(out))
     return _kept(work, folder) if out is None else _written(work, Path(out), embeds=False)
 
 
@@ -315,9 +320,9 @@ class _Work:
         return [] if self.progress is None else [self.progress]
 
 
-def _agreed(run: Path, store: Path, *, model_class: str | None, allow_code: bool) -> NodeConfig:
-    """The configuration of a run whose model may be made. Nothing of it has been imported before."""
-    config = _config(run)
+def _agreed(run: Path, store: Path, *, model_class: str | None, allow_code: bool, kind: type[ModelConfig] = NodeConfig) -> Any:
+    """The configuration, of that kind, of a run whose model may be made. Nothing of it has been imported before."""
+    config = _config(run, kind)
     if ":" in config.model:
         if model_class is not None and model_class != config.model:
             raise ConfigError(f"{run} was trained with model {config.model}, not {model_class}: name that class")
@@ -345,6 +350,34 @@ def _kept(work: _Work, folder: Path | str | None) -> NodeRows:
 def _released(made: ExactPass, release: Any) -> None:
     made.close()
     release()
+
+
+def _is_of_graphs(model: Model) -> bool:
+    return isinstance(model, str | os.PathLike) and (saved_config(Path(model)) or {}).get("task") == "graph"
+
+
+def _graphs(work: _Work, consent: Any, out: Path | None) -> NodeRows | WrittenRows:
+    """The outputs of a run of whole graphs for all graphs of the store."""
+    run = Path(str(work.model))
+    config: GraphConfig = consent(run, Path(os.fspath(work.store)))
+    if out is not None:
+        check_absent(out)
+        if not out.absolute().parent.is_dir():
+            raise ConfigError(f"{out}: its directory does not exist; make it first")
+    with settings_restored(), work._dataset(takes_floats(config)) as dataset:
+        task = LabelTask.of(infer_graphs.labelled_graphs(dataset, config))
+        model = graph_model(config, dataset, task)
+        _load(model, run)
+        loader = infer_graphs.all_graphs(model, dataset, config.eval_batch_size or config.batch_size)
+        outputs = infer_graphs.outputs_of(model, loader, work.progress)
+        if out is None:
+            return NodeRows(ArrayRows(np.concatenate([found for _, found in outputs])), lambda: None)
+        infer_graphs.write(out, outputs, dataset, task, infer_graphs.class_names(dataset, config))
+        reading = dataset.reading("x") if dataset.num_features else ""
+        method = "batches of whole graphs"
+        return WrittenRows(
+            out, len(loader.graphs), task.channels, loader.bytes_read, out.stat().st_size, reading, method, "graphs"
+        )
 
 
 def _written(work: _Work, out: Path, embeds: bool) -> WrittenRows:
@@ -384,13 +417,13 @@ def _kind_of(rows: Rows, task: LabelTask | None) -> str | None:
     return task.kind if task is not None and rows.shape[1:] == (task.channels,) else None
 
 
-def _config(run: Path) -> NodeConfig:
+def _config(run: Path, wanted: type[ModelConfig] = NodeConfig) -> Any:
     found = saved_config(run)
     if found is None:
         raise ConfigError(f"{run} is not a run of `ooc train`: it holds no config.json; give the directory of a run")
     kind = class_of(found)
-    if not issubclass(kind, NodeConfig):
-        raise ConfigError(f"{run} was trained with mode {found['mode']}: this verb takes models of nodes, not of times")
+    if not issubclass(kind, wanted):
+        raise ConfigError(f"{run} was trained with mode {found['mode']}: this verb takes models of nodes")
     return parse(kind, found, where=f"{run}: ")
 
 

@@ -40,6 +40,9 @@ class NodeMode(LabelMode):
 
     def check(self) -> LabelTask:
         """See `LabelMode`."""
+        graphs = self.dataset.manifest.graphs
+        if self.dataset.task is None and graphs is not None and graphs.task is not None:
+            raise ConfigError(f"{self.config.store} has labels of graphs, and none of nodes: train with `task='graph'`")
         if self.dataset.task is not None and not self.dataset.num_features:
             raise ConfigError(f"{self.config.store} holds no features to train on: ingest it with `features` or `x_cols`")
         return task_of_labels(self.config, self.dataset)

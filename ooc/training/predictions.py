@@ -68,13 +68,20 @@ def check_group(out: Path) -> None:
 
 def write_table(out: Path, rows: Rows, dataset: Dataset, task: str | None, class_names: list[str] | None = None) -> None:
     """Write the table of `predictions` of all nodes, a part at a time."""
+    write_parts(out, ((dataset.external(node), logits) for node, logits in row_parts(rows)), task, class_names)
+
+
+def write_parts(
+    out: Path, parts: Iterator[tuple[Any, NDArray[Any]]], task: str | None, class_names: list[str] | None = None
+) -> None:
+    """Write the table of `predictions` of parts (external ids, logits [n, C]); the file appears whole."""
     partial = partial_path(out)
     kind, shaped = TABLES[out.suffix]
     writer: Any = None
     with disk_errors(out):
         try:
-            for node, logits in row_parts(rows):
-                table = shaped(predictions(dataset.external(node), torch.from_numpy(logits), task, class_names))
+            for ids, logits in parts:
+                table = shaped(predictions(ids, torch.from_numpy(logits), task, class_names))
                 writer = writer or kind(partial, table.schema)
                 writer.write_table(table)
             assert writer is not None, "there is a part"

@@ -4,6 +4,7 @@ from ooc.config.base import RunConfig
 from ooc.training.batch_modes import ClusterMode, SaintMode, SampledMode
 from ooc.training.event_mode import EventMode
 from ooc.training.full_mode import FullMode
+from ooc.training.graph_mode import GraphMode
 from ooc.training.history_mode import HistoryMode
 from ooc.training.mode import Mode
 from ooc.training.snapshot_mode import SnapshotMode
@@ -14,6 +15,7 @@ MODES: dict[tuple[str, str], type[Mode]] = {
     ("node", "saint"): SaintMode,
     ("node", "history"): HistoryMode,
     ("node", "full"): FullMode,
+    ("graph", "graphs"): GraphMode,
     ("link", "events"): EventMode,
     ("link", "snapshots"): SnapshotMode,
     ("node", "snapshots"): SnapshotMode,

@@ -1,0 +1,72 @@
+"""A model's outputs for all graphs of a store of many, batch by batch in the order of the store."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ooc.config.graphs import GraphConfig
+from ooc.layerwise.layerwise_pass import Progress
+from ooc.loading.graph_loader import GraphLoader
+from ooc.metrics.tasks import LabelTask
+from ooc.models.graph_models import forward_graphs
+from ooc.models.layers import evaluating
+from ooc.stores.arrays.rows import AnyArray, Ids
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, OocError
+from ooc.stores.manifest import Graphs, read_manifest
+from ooc.training.graph_mode import unread
+from ooc.training.predictions import write_parts
+
+Outputs = Iterator[tuple[Ids, AnyArray]]
+"""(graphs int64[b], outputs float32[b, channels])"""
+
+
+def labelled_graphs(dataset: Dataset, config: GraphConfig) -> Graphs:
+    """Return what says how outputs are meant: the store's graphs or, where they have no labels, those that were trained on."""
+    if dataset.manifest.graphs is None:
+        raise ConfigError(f"{dataset.path} holds one graph, and {config.out} is a model of whole graphs: give a store of many")
+    if dataset.graphs.task is not None:
+        return dataset.manifest.graphs
+    try:
+        trained_on = read_manifest(config.store).graphs
+    except OocError as error:
+        raise ConfigError(f"{dataset.path} has no labels that give the task, nor is there {config.store}: {error}") from None
+    if trained_on is None or trained_on.task is None:
+        raise ConfigError(f"neither {dataset.path} nor {config.store} has labels of graphs that give the task")
+    return trained_on
+
+
+def class_names(dataset: Dataset, config: GraphConfig) -> list[str] | None:
+    """Names of the model's classes: of the store it was trained on, where that is still there, else of this one."""
+    try:
+        trained_on = read_manifest(config.store).graphs
+    except OocError:
+        trained_on = None
+    return dataset.graphs.class_names if trained_on is None else trained_on.class_names
+
+
+def all_graphs(model: nn.Module, dataset: Dataset, batch_size: int) -> GraphLoader:
+    """A loader of all graphs in order, with what the model takes of them."""
+    left_out = unread(model, dataset, labels=False)
+    return GraphLoader(dataset, batch_size, exclude_keys=left_out, seed=0, rank=0, world_size=1)
+
+
+def outputs_of(model: nn.Module, loader: GraphLoader, progress: Progress | None) -> Outputs:
+    """Yield the model's outputs for the loader's graphs, on the CPU."""
+    done, count = 0, len(loader.graphs)
+    with closing(iter(loader)) as batches, evaluating(model):
+        for batch in batches:
+            found = forward_graphs(model, batch)
+            yield batch.graph_id.numpy(), found.float().numpy()
+            done += batch.num_graphs
+            if progress is not None:
+                progress("graphs", done, count)
+
+
+def write(out: Path, outputs: Outputs, dataset: Dataset, task: LabelTask, names: list[str] | None) -> None:
+    """Write the table of `predictions` of all graphs, a batch at a time."""
+    named: Iterator[tuple[Any, AnyArray]] = ((dataset.graphs.external(graph), found) for graph, found in outputs)
+    write_parts(out, named, task.kind, names)

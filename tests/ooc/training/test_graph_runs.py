@@ -1,0 +1,150 @@
+"""Runs on whole graphs: they learn, continue to the bit, score and predict every graph, and refuse what is none."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import global_add_pool
+
+import ooc
+from ooc.cli.main import main
+from ooc.config.graphs import GraphConfig
+from ooc.report.page import write_report
+from ooc.stores.errors import ConfigError
+from ooc.training.loop import train
+from tests.conftest import MakeStore
+from tests.ooc.runs import KillAt, Killed, curve
+
+SMALL: dict[str, Any] = {"hidden": 16, "batch_size": 16, "epochs": 3, "lr": 0.02, "dropout": 0.2, "seed": 1, "threads": 1}
+
+
+def labelled(count: int, numbers: bool = False) -> list[Data]:
+    """Graphs whose label is whether (or how much) their features exceed 0 on average."""
+    generator, found = torch.Generator().manual_seed(0), []
+    for _ in range(count):
+        nodes = int(torch.randint(2, 9, (1,), generator=generator))
+        shift = torch.randn(1, generator=generator)
+        x = torch.randn(nodes, 4, generator=generator) * 0.3 + shift
+        edges = torch.randint(0, nodes, (2, 12), generator=generator)
+        found.append(Data(x=x, edge_index=edges, y=shift if numbers else (shift > 0).long()))
+    return found
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "classes.ooc"
+    ooc.from_data(labelled(160), path, random_split=(0.6, 0.2, 0.2)).close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "numbers.ooc"
+    ooc.from_data(labelled(160, numbers=True), path, random_split=(0.6, 0.2, 0.2)).close()
+    return path
+
+
+@pytest.mark.parametrize(
+    "model", [{"model": "gin", "pooling": "sum"}, {"model": "sage", "pooling": "attention", "virtual_node": True}]
+)
+def test_classes_of_graphs_are_learned(store: Path, tmp_path: Path, model: dict[str, Any]) -> None:
+    summary = ooc.train(store=store, out=tmp_path / "run", task="graph", **{**SMALL, **model, "epochs": 10, "dropout": 0.0})
+    assert summary["metrics"]["test"]["auroc"] > 0.9
+    assert summary["metrics"].keys() == {"val", "test"}
+    predicted = ooc.infer(tmp_path / "run", store, tmp_path / "p.parquet")
+    table = pq.read_table(tmp_path / "p.parquet")
+    assert (predicted.rows, table.column_names) == (160, ["id", "class", "probability"])
+    with ooc.open(store) as ds:
+        assert ds.graphs.labels is not None
+        right = table["class"].to_numpy() == np.asarray(ds.graphs.labels)
+        test = ds.graphs.split("test")
+        assert right[test].mean() == pytest.approx(summary["metrics"]["test"]["accuracy"])
+        logits = np.asarray(ooc.infer(tmp_path / "run", ds))
+    probability = torch.from_numpy(logits[:, 0]).sigmoid().numpy()
+    np.testing.assert_allclose(table["probability"].to_numpy(), probability, atol=1e-6)
+    write_report(tmp_path / "run")
+
+
+def test_numbers_of_graphs_are_learned(numbers: Path, tmp_path: Path) -> None:
+    summary = ooc.train(
+        store=numbers, out=tmp_path / "run", task="graph", model="gcn", **{**SMALL, "epochs": 15, "dropout": 0.0}
+    )
+    assert summary["metrics"]["test"]["r2"] > 0.8
+    assert pq.read_table(ooc.infer(tmp_path / "run", numbers, tmp_path / "p.parquet").path).column_names == ["id", "prediction"]
+
+
+@pytest.mark.parametrize("at", [2, 6, 11])
+def test_a_killed_run_goes_on_to_the_bit(store: Path, tmp_path: Path, at: int) -> None:
+    def config(out: str, **more: Any) -> GraphConfig:
+        settings = {**SMALL, "checkpoint_every": 2, "accumulate": 2, "shuffle_block": "4KB", **more}
+        return GraphConfig(store=store, out=tmp_path / out, model="gin", virtual_node=True, **settings)
+
+    whole = train(config("whole"))
+    with pytest.raises(Killed):
+        train(config("killed"), watcher=KillAt(at))
+    resumed = train(config("killed", memory="3GB", engine="mmap"), resume=True)
+    assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
+    assert resumed["metrics"] == whole["metrics"]
+    states = [torch.load(tmp_path / out / "model.pt", weights_only=True)["model"] for out in ("whole", "killed")]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+class Net(nn.Module):
+    """A model of the user's, of nodes' features and edges alone."""
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(in_channels, hidden_channels), nn.Linear(hidden_channels, out_channels)
+
+    def forward(self, x: Tensor, batch: Tensor) -> Tensor:
+        out: Tensor = self.last(global_add_pool(self.first(x).relu(), batch))
+        return out
+
+
+def test_models_of_the_users_train(store: Path, tmp_path: Path) -> None:
+    settings = {name: value for name, value in SMALL.items() if name != "dropout"}
+    summary = ooc.train(store=store, out=tmp_path / "run", task="graph", model=f"{__name__}:Net", **settings)
+    assert summary["metrics"]["val"]["loss"] is not None
+    assert len(ooc.infer(tmp_path / "run", store, allow_code=True)) == 160
+    with pytest.raises(ConfigError, match="does not accept pooling: leave it out"):
+        ooc.train(store=store, out=tmp_path / "other", task="graph", model=f"{__name__}:Net", pooling="sum", **settings)
+
+
+def test_the_command_line_trains_and_predicts(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    flags = ["--task", "graph", "--model", "gin", "--pooling", "max", "--epochs", "1", "--hidden", "8", "--virtual-node"]
+    assert main(["train", str(store), "--out", run, *flags]) == 0
+    assert "auroc" in capsys.readouterr().out
+    assert main(["infer", str(store), "--checkpoint", run, "--out", str(tmp_path / "p.csv")]) == 0
+    assert "160 graphs, 1 model outputs" in capsys.readouterr().out
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 161
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["num_graphs"] == 160
+
+
+def test_what_does_not_fit_is_refused_in_a_line(store: Path, tmp_path: Path, make_store: MakeStore) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(ConfigError, match="holds one graph, and task = 'graph' is of many: ingest it with `graph_id`"):
+        ooc.train(store=make_store(), out=out, task="graph")
+    with pytest.raises(ConfigError, match="has labels of graphs, and none of nodes: train with `task='graph'`"):
+        ooc.train(store=store, out=out)
+    with pytest.raises(ConfigError, match="mode graphs has no plan"):
+        ooc.plan(store=store, task="graph")
+    with pytest.raises(ConfigError, match="fanout does not apply to mode graphs"):
+        ooc.train(store=store, out=out, task="graph", fanout=[3, 3])
+    with pytest.raises(ConfigError, match="virtual_node does not apply to mode sampled"):
+        ooc.train(store=store, out=out, virtual_node=True)
+    with pytest.raises(ConfigError, match="task = 'graph' is not trained by mode full"):
+        ooc.train(store=store, out=out, task="graph", mode="full")
+    assert not out.exists()
+
+
+def test_embeddings_of_graph_models_are_refused(store: Path, tmp_path: Path) -> None:
+    ooc.train(store=store, out=tmp_path / "run", task="graph", **{**SMALL, "epochs": 1})
+    with pytest.raises(ConfigError, match="was trained with mode graphs: this verb takes models of nodes"):
+        ooc.embed(tmp_path / "run", store)
