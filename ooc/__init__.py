@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ooc.loading.event_loader import EventLoader
     from ooc.loading.graph_loader import GraphLoader
     from ooc.loading.link_neighbor_loader import LinkNeighborLoader
-    from ooc.loading.neighbor_loader import NeighborLoader
+    from ooc.loading.neighbor_loader import HGTLoader, NeighborLoader
     from ooc.loading.snapshot_loader import SnapshotLoader
     from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
     from ooc.models.builders import build_model, full_blocks, pre_aggregation_of
@@ -52,6 +52,7 @@ __all__ = [
     "FullConfig",
     "GivenNegatives",
     "GraphLoader",
+    "HGTLoader",
     "HistoricalNegatives",
     "InputError",
     "LinkNeighborLoader",
@@ -113,6 +114,7 @@ __getattr__ = lazy_exports(
         "HistoricalNegatives": "ooc.sampling.negatives",
         "LinkNeighborLoader": "ooc.loading.link_neighbor_loader",
         "MemoryMeter": "ooc.runtime.memory",
+        "HGTLoader": "ooc.loading.neighbor_loader",
         "NeighborLoader": "ooc.loading.neighbor_loader",
         "NodeRows": "ooc.training.infer",
         "Plan": "ooc.planning.run_plan",

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ooc.stores import manifest as names
 from ooc.stores.arrays.encoding import Encoding
+from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, Rows
 from ooc.stores.edge_set import EdgeSet
@@ -57,6 +58,7 @@ class Dataset:
         self.memory = memory
         """bytes the process may use; None without a limit"""
         self._nodes, self._edges = nodes, edges
+        self._joined: dict[str, JoinedRows] = {}
         self._opened: dict[str, Any] = {}
         self._events: Events | None = None
         self._graphs: GraphSet | None = None
@@ -202,6 +204,27 @@ class Dataset:
         if key not in self._edges:
             raise InputError(f"{self.path} has no edge type {show_edge_type(key)}: there are {there}")
         return self._edges[key]
+
+    def joined_rows(self, name: str) -> JoinedRows:
+        """Return the node arrays `name` of all types that have one, as they are on disk, one type behind the other.
+
+        Args:
+            name: Name of the array, such as "x".
+
+        Returns:
+            The rows, the same object in every call; `begin` says where each type's begin.
+
+        Raises:
+            InputError: If no type has such an array.
+
+        >>> ds.joined_rows("x").begin["paper"]
+        """
+        if name not in self._joined:
+            parts = {node_type: nodes.stored(name) for node_type, nodes in self._nodes.items() if name in nodes.names}
+            if not parts:
+                raise InputError(f"{self.path} has no node array {name!r} of any type")
+            self._joined[name] = JoinedRows(parts)
+        return self._joined[name]
 
     @property
     def num_nodes(self) -> int:

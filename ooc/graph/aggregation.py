@@ -155,6 +155,7 @@ def without_last_hop(subgraph: Subgraph) -> Subgraph:
         num_edges,
         None if subgraph.stands_for is None else subgraph.stands_for[:edges].copy(),
         {name: column[:edges].copy() for name, column in subgraph.columns.items()},
+        None if subgraph.tree is None else subgraph.tree[:nodes].copy(),
     )
 
 

@@ -20,6 +20,14 @@ from ooc.stores.graph import Graph
 
 EDGE_ATTR = "edge_attr"
 """the edge feature that batches have without being asked and models take, as in PyG"""
+EDGE_ID = "edge_id"
+"""the graph's column of edge ids"""
+
+
+def narrow(array: NDArray[np.int64]) -> NDArray[Any]:
+    """As int32 where all of it fits."""
+    fits = len(array) == 0 or int(array.max()) < 2**31
+    return array.astype(np.int32) if fits else array
 
 
 @dataclass(frozen=True)
@@ -46,12 +54,19 @@ class Subgraph:
     """float32[e]: see `Block.stands_for`; None for uniform sampling"""
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """graph columns read for these edges, [e] each, if the edges are on disk"""
+    tree: NDArray[np.int64] | None = None
+    """int64[n]: the tree of each node, if seeds do not share nodes; else None"""
 
     @property
     def nbytes(self) -> int:
         """Size of the arrays in bytes, without `columns`."""
-        arrays = (self.node, self.indptr, self.source, self.slot, self.stands_for)
+        arrays = (self.node, self.indptr, self.source, self.slot, self.stands_for, self.tree)
         return sum(array.nbytes for array in arrays if array is not None)
+
+    @property
+    def column_bytes(self) -> int:
+        """Size of `columns` in bytes."""
+        return sum(each.nbytes for each in self.columns.values())
 
 
 class Block(NamedTuple):

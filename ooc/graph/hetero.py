@@ -5,14 +5,14 @@ layer's blocks are prefixes of the same arrays. A subgraph of one node type and 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ooc.graph.blocks import Block, graph_block, trim
+from ooc.graph.blocks import Block, Subgraph, graph_block, narrow, trim
 from ooc.stores.graph import Graph
 
 EdgeKey = tuple[str, str, str]
@@ -40,6 +40,16 @@ class EdgeSample:
         arrays = (self.indptr, self.source, self.slot, self.stands_for)
         return sum(array.nbytes for array in arrays if array is not None)
 
+    def packed(self, slots: bool) -> Self:
+        """The edges in half of their memory; slots: whether those are needed again."""
+        indptr, source, slot = (narrow(array) for array in (self.indptr, self.source, self.slot if slots else self.slot[:0]))
+        return replace(self, indptr=indptr, source=source, slot=slot)
+
+    def unpacked(self) -> Self:
+        """What `packed` was called on, but for slots that nobody needs."""
+        indptr, source, slot = (each.astype(np.int64) for each in (self.indptr, self.source, self.slot))
+        return replace(self, indptr=indptr, source=source, slot=slot)
+
     def edge_index(self) -> NDArray[np.int64]:
         """int64[2, e]: (source, destination) of every edge, local ids of their own types."""
         edge_index = np.empty((2, len(self.source)), np.int64)
@@ -64,11 +74,38 @@ class HeteroSubgraph:
     """new nodes per hop, seeds first: L+1 numbers by node type"""
     num_edges: Mapping[EdgeKey, tuple[int, ...]]
     """edges per hop: L numbers by edge type"""
+    tree: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    """int64[n] by node type: the tree of each node, if seeds do not share nodes; else empty"""
 
     @property
     def nbytes(self) -> int:
         """Size of the arrays in bytes, without columns of the edges."""
-        return sum(node.nbytes for node in self.node.values()) + sum(edges.nbytes for edges in self.edges.values())
+        nodes = sum(array.nbytes for array in (*self.node.values(), *self.tree.values()))
+        return nodes + sum(edges.nbytes for edges in self.edges.values())
+
+    @property
+    def column_bytes(self) -> int:
+        """Size of the edges' columns in bytes."""
+        return sum(column.nbytes for edges in self.edges.values() for column in edges.columns.values())
+
+    def packed(self, slots: bool) -> Self:
+        """The subgraph in half of its memory; slots: whether those are needed again."""
+        edges = {key: each.packed(slots) for key, each in self.edges.items()}
+        node, tree = ({name: narrow(array) for name, array in arrays.items()} for arrays in (self.node, self.tree))
+        return replace(self, node=node, tree=tree, edges=edges)
+
+    def unpacked(self) -> Self:
+        """What `packed` was called on, but for slots that nobody needs."""
+        node, tree = ({name: array.astype(np.int64) for name, array in arrays.items()} for arrays in (self.node, self.tree))
+        return replace(self, node=node, tree=tree, edges={key: each.unpacked() for key, each in self.edges.items()})
+
+
+def only_type(found: HeteroSubgraph) -> Subgraph:
+    """The subgraph of a graph of one node type and one edge type, as that of a homogeneous graph."""
+    ((name, node),), ((key, edges),) = found.node.items(), found.edges.items()
+    counts = found.num_nodes[name], found.num_edges[key]
+    arrays = node, edges.indptr, edges.source, edges.slot
+    return Subgraph(*arrays, *counts, edges.stands_for, edges.columns, found.tree.get(name))
 
 
 class HeteroBlock(NamedTuple):

@@ -2,13 +2,14 @@
 
 import threading
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
+from ooc.graph.hetero import EdgeKey, HeteroSubgraph
 from ooc.stores.graph import MAP_SLOTS, Graph
 from ooc.stores.io.segments import mapping_of, warm
 
@@ -91,12 +92,53 @@ class Topology:
 
     def trim(self, subgraph: Subgraph) -> None:
         """Release mapped pages after a batch if there are too many; they stay in the page cache."""
-        slot = subgraph.slot if self._mapped else subgraph.slot[:0]
+        self.trim_edges(subgraph.slot, subgraph.node[: len(subgraph.indptr) - 1])
+
+    def trim_edges(self, slot: NDArray[np.int64], node: NDArray[np.int64]) -> None:
+        """`trim` after the edges `slot` were sampled at the nodes `node`."""
+        slot = slot if self._mapped else slot[:0]
         if self._weight is not None:  # weighted sampling reads every in-edge of the expanded nodes
-            node = subgraph.node[: len(subgraph.indptr) - 1]
             slot = np.concatenate([slot, _parts(self._graph.indptr[node], self._graph.indptr[node + 1])])
         if self._touched.add(slot, self._most):
             self._graph.forget()
+
+
+class HeteroTopology:
+    """`Topology` of several edge types, which share its memory in proportion to their slots; weight: sampled by, where a type
+    has that column."""
+
+    def __init__(
+        self,
+        graphs: Mapping[EdgeKey, Graph],
+        weight: str | None,
+        max_mapped: int,
+        max_warm: int,
+        columns: Mapping[EdgeKey, Collection[str]],
+    ) -> None:
+        weights = {key: weight if weight in graph.columns else None for key, graph in graphs.items()}
+        sampled = {key: graph.sampled_bytes(weights[key]) for key, graph in graphs.items()}
+        total = max(1, sum(sampled.values()))
+        self._types = {
+            key: Topology(
+                graph, weights[key], max_mapped * sampled[key] // total, max_warm * sampled[key] // total, columns=columns[key]
+            )
+            for key, graph in graphs.items()
+        }
+
+    def warm(self) -> None:
+        """Read all topologies sequentially before the first batch."""
+        for topology in self._types.values():
+            topology.warm()
+
+    def unmapped(self) -> int:
+        """Bytes that future batches may still map."""
+        return sum(topology.unmapped() for topology in self._types.values())
+
+    def trim(self, subgraph: HeteroSubgraph) -> None:
+        """Release mapped pages after a batch if there are too many; they stay in the page cache."""
+        for key, topology in self._types.items():
+            edges = subgraph.edges[key]
+            topology.trim_edges(edges.slot, subgraph.node[key[2]][: len(edges.indptr) - 1])
 
 
 def _parts(first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ import hashlib
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -17,16 +17,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch_geometric.data.data import BaseData
+from torch_geometric.sampler import NumNeighbors
 
 from ooc.runtime.messages import warn_user
 from ooc.sampling.edge_split import HeldOut
+from ooc.sampling.hetero_neighbor import check_fanouts
 from ooc.sampling.links import Seeds
 from ooc.stores.arrays.members import Members
-from ooc.stores.arrays.rows import Ids
+from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.graph import Graph
 from ooc.stores.graph_set import GraphSet
+from ooc.stores.node_set import NodeSet
 
 _NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "num_workers": (0,),
@@ -40,8 +43,8 @@ _NO_EFFECT: dict[str, tuple[Any, ...]] = {
 
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "sample_direction": (("forward",), "in-edges are sampled"),
-    "directed": ((True,), "only the sampled, directed edges are given"),
-    "subgraph_type": (("directional",), "only the sampled, directed edges are given"),
+    "directed": ((True,), "PyG calls it subgraph_type='induced' now"),
+    "subgraph_type": (("directional",), "all edges between a batch's nodes are given"),
     "disjoint": ((False,), "seeds share one subgraph"),
     "temporal_strategy": (("uniform",), "temporal sampling is not supported"),
     "time_attr": ((None,), "temporal sampling is not supported"),
@@ -125,10 +128,37 @@ def _same(value: Any, allowed: Any) -> bool:
     return isinstance(plain, str | bool | int | float) and bool(plain == allowed)
 
 
+def fanouts_of(ds: Dataset, num_neighbors: Any) -> Any:
+    """Fan-out per hop as a list of int; for a data set of several edge types a list for each.
+
+    num_neighbors: one list, or a dictionary or PyG's `NumNeighbors` with a list by edge type: (source, name, target),
+    "source__name__target" or "source:name:target". Raises ConfigError where they do not fit.
+    """
+    default = None
+    if isinstance(num_neighbors, NumNeighbors):
+        num_neighbors, default = num_neighbors.values, num_neighbors.default
+    if not ds.is_hetero:
+        return fanout_of(num_neighbors)
+    if not isinstance(num_neighbors, Mapping):
+        return {key: fanout_of(num_neighbors) for key in ds.edge_types}
+    given = {_edge_type(key): fanout_of(own) for key, own in num_neighbors.items()}
+    if default is not None:
+        given = {key: fanout_of(default) for key in ds.edge_types} | given
+    return check_fanouts(given, ds.edge_types)
+
+
+def _edge_type(key: Any) -> Any:
+    """An edge type as a triple; what is none is left for the message."""
+    if not isinstance(key, str):
+        return tuple(key) if isinstance(key, list) else key
+    parts = key.split(":" if ":" in key else "__")
+    return tuple(parts) if len(parts) == 3 else key
+
+
 def fanout_of(num_neighbors: Any) -> list[int]:
-    """Fan-out per hop as a list of int. Raises ConfigError for a dict (several edge types) and for anything but numbers."""
+    """Fan-out per hop as a list of int. Raises ConfigError for a dictionary and for anything but numbers."""
     if isinstance(num_neighbors, Mapping):
-        raise ConfigError("num_neighbors must be a list, one number a hop: stores of several edge types have no loader yet")
+        raise ConfigError("num_neighbors must be a list, one number a hop: a dictionary is for stores of several edge types")
     if not isinstance(num_neighbors, Sequence | np.ndarray | torch.Tensor) or isinstance(num_neighbors, str):
         raise ConfigError(f"num_neighbors must be a list, one number a hop, such as [10, 10], not {num_neighbors!r}")
     try:
@@ -137,16 +167,19 @@ def fanout_of(num_neighbors: Any) -> list[int]:
         raise ConfigError(f"num_neighbors must be whole numbers, one a hop, such as [10, 10], not {num_neighbors!r}") from None
 
 
-def weight_column_of(graph: Graph, weight_attr: str | None) -> str | None:
+def weight_column_of(graph: Graph | Mapping[Any, Graph], weight_attr: str | None) -> str | None:
     """The graph column that `weight_attr` names; PyG scripts call the weight "edge_weight" (or "edge_attr").
 
-    Raises ConfigError where there is no such column.
+    graph: the topology, or that of each edge type, of which one at least must have the column. Raises ConfigError where there
+    is no such column.
     """
-    if weight_attr is None or weight_attr in graph.columns:
+    graphs = graph.values() if isinstance(graph, Mapping) else [graph]
+    columns = list(dict.fromkeys(name for each in graphs for name in each.columns))
+    if weight_attr is None or weight_attr in columns:
         return weight_attr
-    if weight_attr in ("edge_weight", "edge_attr") and "weight" in graph.columns:
+    if weight_attr in ("edge_weight", "edge_attr") and "weight" in columns:
         return "weight"
-    there = ", ".join(name for name in graph.columns if name != "edge_id") or "none: ingest the store with `weight`"
+    there = ", ".join(name for name in columns if name != "edge_id") or "none: ingest the store with `weight`"
     raise ConfigError(f"no edge column {weight_attr!r} to sample by; the store has {there}")
 
 
@@ -164,12 +197,17 @@ class InputNodes:
     """The nodes to make batches of, by position; `node` is None where position p is node p.
 
     number: what PyG calls `input_id`: the position, the node for a mask, or what the user gives. split: its name, if it is one.
+    node_type: of the nodes; None in a homogeneous graph. time, node_time: until when their neighborhoods reach, by position or
+    else by node; None without times.
     """
 
     count: int
     node: Ids | Members | None = None
     number: Ids | None = None
     split: str | None = None
+    node_type: str | None = None
+    time: AnyArray | None = None
+    node_time: AnyArray | None = None
 
     def __len__(self) -> int:
         return self.count
@@ -185,11 +223,17 @@ class InputNodes:
 
     def seeds(self, position: Ids, key: int) -> Seeds:
         """The nodes at `position` as a batch's seeds."""
-        return Seeds(self.ids(position))
+        return Seeds(self.ids(position), time=self.times(position))
 
     def input_id(self, position: Ids) -> Ids:
         """int64[b]: PyG's `input_id` of `position`."""
         return position if self.number is None else self.number[position]
+
+    def times(self, position: Ids) -> AnyArray | None:
+        """[b]: the times of the nodes at `position`; None without times."""
+        if self.time is not None:
+            return np.asarray(self.time[position])
+        return None if self.node_time is None else np.asarray(self.node_time[self.ids(position)])
 
     @property
     def is_array(self) -> bool:
@@ -200,20 +244,46 @@ class InputNodes:
     def identity(self) -> str:
         """What tells them from other input nodes of the same store: the split's name, "all", or a digest of the array."""
         digest = hashlib.blake2b(digest_size=16)
-        for array in (self.node if isinstance(self.node, np.ndarray) else None, self.number):
+        given = [self.node if isinstance(self.node, np.ndarray) else None, self.number]
+        for array in given if self.time is None else [*given, self.time]:
             digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
         kind = self.split or ("array" if self.is_array else "all")
-        return f"{kind}:{digest.hexdigest()}" if self.is_array or self.number is not None else kind
+        kind = kind if self.node_type is None else f"{self.node_type}:{kind}"
+        named = not (self.is_array or self.number is not None or self.time is not None)
+        return kind if named else f"{kind}:{digest.hexdigest()}"
 
 
 def input_nodes_of(ds: Dataset, input_nodes: Any, input_id: Any = None) -> InputNodes:
     """`input_nodes` as the loader takes it: None, a split's name, a mask [N], ids [k], or (None or the node type, these).
 
-    Ids that are words are the user's own (`Dataset.rows_of`). A mask is bool, or whole numbers that are all 0 or 1, one a node.
-    Raises InputError for an unknown split, an id out of range, or a mask of another length; ConfigError for anything else.
+    Several node types need the type: alone (all its nodes) or in a pair. Ids that are words are the user's own
+    (`NodeSet.rows_of`). A mask is bool, or whole numbers that are all 0 or 1, one a node. Raises InputError for an unknown type
+    or split, an id out of range, or a mask of another length; ConfigError for anything else.
     """
-    if isinstance(input_nodes, tuple) and len(input_nodes) == 2 and (input_nodes[0] is None or isinstance(input_nodes[0], str)):
-        input_nodes = input_nodes[1]
+    node_type, input_nodes = _typed(ds, input_nodes)
+    return replace(_of_type(ds.nodes(node_type), input_nodes, input_id), node_type=node_type if ds.is_hetero else None)
+
+
+def _typed(ds: Dataset, input_nodes: Any) -> tuple[str | None, Any]:
+    """(the node type, which of its nodes); the type is None for the only one."""
+    pair = isinstance(input_nodes, tuple) and len(input_nodes) == 2
+    if pair and (input_nodes[0] is None or isinstance(input_nodes[0], str)):
+        node_type, input_nodes = input_nodes
+    elif ds.is_hetero and isinstance(input_nodes, str):
+        node_type, input_nodes = input_nodes, None
+    else:
+        node_type = None
+    if node_type is None and ds.is_hetero and len(ds.node_types) > 1:
+        there = ", ".join(ds.node_types)
+        raise ConfigError(f"input_nodes must name their type, one of {there}, as in input_nodes=({ds.node_types[0]!r}, mask)")
+    if node_type is not None and node_type not in ds.node_types:
+        there = ", ".join(ds.node_types)
+        raise InputError(f"input_nodes are of the node type {node_type!r}, which {ds.path} has not: it has {there}")
+    return node_type or ds.node_types[0], input_nodes
+
+
+def _of_type(ds: NodeSet, input_nodes: Any, input_id: Any) -> InputNodes:
+    """`input_nodes_of` nodes of one type."""
     number = None if input_id is None else _array(input_id, "input_id").astype(np.int64)
     if input_nodes is None:
         nodes = InputNodes(ds.num_nodes, number=number)
@@ -275,7 +345,7 @@ def members_of(ds: Dataset, input_nodes: Any) -> tuple[Members | None, str | Non
     return Members.of(wanted), nodes.identity
 
 
-def _rows_of(ds: Dataset, input_nodes: Any) -> NDArray[Any]:
+def _rows_of(ds: NodeSet, input_nodes: Any) -> NDArray[Any]:
     """Ids or a mask as an array; the user's own ids, where these are words, as rows."""
     words = isinstance(input_nodes, Sequence) or (isinstance(input_nodes, np.ndarray) and input_nodes.dtype.kind in "UOT")
     if words and len(input_nodes) and all(isinstance(each, str) for each in input_nodes):

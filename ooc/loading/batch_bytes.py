@@ -1,10 +1,9 @@
 """PURE: bytes that a sampled batch takes, by itself and as a part of a shared scan."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ooc.graph.aggregation import PreAggregation
 from ooc.graph.blocks import Subgraph
@@ -22,6 +21,34 @@ COPIES = 2
 """Batches of a scan that have their own copy of their destinations' rows: at the model, and ahead of it"""
 _ENTRY_COPIES = 3
 """of a scan's entries: those under way; of the next scan the batches', or one copy, being put in order into another"""
+
+
+class BatchLimit(Protocol):
+    """The most bytes that a batch may take, and what it takes of them."""
+
+    @property
+    def max_bytes(self) -> int:
+        """The limit."""
+
+    def need(self, drawn: SampledBatch, drawing: int) -> int:
+        """Bytes to compare with `max_bytes`. drawing: bytes of the batches being drawn, which have room of their own."""
+
+    def rows(self, drawn: SampledBatch) -> int:
+        """Feature rows that the batch wants."""
+
+
+class BatchSize(BatchLimit, Protocol):
+    """What a batch takes by itself."""
+
+    @property
+    def edges_per_node(self) -> float:
+        """Edges of a batch by its nodes, about."""
+
+    def nbytes(self, drawn: SampledBatch) -> int:
+        """Bytes from sampling to the model."""
+
+    def activation_bytes(self, drawn: SampledBatch) -> int:
+        """Bytes that the model needs beside a batch."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +70,10 @@ class BatchBytes:
     def need(self, drawn: SampledBatch, drawing: int) -> int:
         """Bytes to compare with `max_bytes`. drawing: bytes of the batches being drawn, which have room of their own."""
         return self.nbytes(drawn)
+
+    def rows(self, drawn: SampledBatch) -> int:
+        """Feature rows that the batch wants."""
+        return len(drawn.subgraph.node)
 
     def nbytes(self, drawn: SampledBatch) -> int:
         subgraph = drawn.subgraph
@@ -118,6 +149,10 @@ class ScanBytes:
         """See `BatchBytes.need`: here of a scan of this batch alone."""
         return self.size(drawn, drawing).nbytes
 
+    def rows(self, drawn: SampledBatch) -> int:
+        """See `BatchBytes.rows`."""
+        return self.batch.rows(drawn)
+
     @property
     def piece_bytes(self) -> int:
         return min(PIECE_BYTES, self.max_bytes // PIECE_SHARE)
@@ -160,9 +195,3 @@ def row_bytes_of(ds: Dataset, collator: Collator, pre_aggregation: PreAggregatio
     if x is not None and pre_aggregation is not None:
         x_bytes = 2 * 4 * x.shape[1]
     return x_bytes + (0 if y is None else 8 * int(np.prod(y.shape[1:], dtype=np.int64)))
-
-
-def narrow(array: NDArray[np.int64]) -> NDArray[Any]:
-    """As int32 where all of it fits."""
-    fits = len(array) == 0 or int(array.max()) < 2**31
-    return array.astype(np.int32) if fits else array

@@ -6,10 +6,12 @@ from typing import Any
 import torch
 
 from ooc.graph.aggregation import PreAggregation
-from ooc.graph.mapped_topology import Topology
-from ooc.loading.batch_bytes import BatchBytes, ScanBytes, row_bytes_of
-from ooc.loading.collate import CollateStage
+from ooc.graph.mapped_topology import HeteroTopology, Topology
+from ooc.loading.batch_bytes import BatchBytes, BatchSize, ScanBytes, row_bytes_of
+from ooc.loading.collate import CollateStage, Collator
+from ooc.loading.hetero import HeteroBatchBytes, HeteroCollator, HeteroLoadStage
 from ooc.loading.read_strategy import InMemory, ReadStrategy
+from ooc.loading.sampling import Sampling, drawing
 from ooc.loading.shared_scan import SharedScans
 from ooc.loading.stages import BatchStages, Labels, LoadStage, Order, ReadCounts, SampleStage, buffers_for, on_disk
 from ooc.loading.superbatch import Superbatches
@@ -26,7 +28,7 @@ def scan_pays(rows: Rows, most: int) -> bool:
     return rows.shape[0] * rows.row_bytes > most
 
 
-def choose_strategy(stages: BatchStages, memory: BatchBytes | ScanBytes, read_threads: int = 2) -> ReadStrategy:
+def choose_strategy(stages: BatchStages, memory: BatchSize | ScanBytes, read_threads: int = 2) -> ReadStrategy:
     """The strategy for these stages. memory: of a batch, or of a shared scan; read_threads: that gather rows in memory."""
     if isinstance(memory, ScanBytes):
         return SharedScans(stages, memory)
@@ -49,7 +51,7 @@ def neighbor_strategy(
     ds: Dataset,
     order: Order,
     collate: CollateStage,
-    sampling: tuple[list[int], bool, str | None],
+    sampling: Sampling,
     budget: MemoryPlan,
     device: torch.device | None,
     pre_aggregation: PreAggregation | None,
@@ -58,17 +60,22 @@ def neighbor_strategy(
 ) -> ReadStrategy:
     """The stages of sampled neighborhoods, and how their rows are read.
 
-    sampling: fan-out, replace, weight column. pre_aggregation: what batches should hold in place of feature rows, where those
-    are rows of float32. threads: that sample, and that gather rows in memory.
+    pre_aggregation: what batches should hold in place of feature rows, where those are rows of float32. threads: that sample,
+    and that gather rows in memory. Where each seed has a tree of its own, or batches have all edges between their nodes, edges
+    are read through memory maps.
     """
     collator = collate.collator
+    if isinstance(collator, HeteroCollator):
+        return _hetero_strategy(ds, order, collate, collator, sampling, budget, device, split_seeds, threads)
+    assert isinstance(collator, Collator)
     x = None if collator.gather is None else ds.stored("x")
     if x is None or len(x.shape) != 2 or collator.gather is None or not collator.gather.float32:
         pre_aggregation = None
     scanning = pre_aggregation is not None and x is not None and on_disk(x) and scan_pays(x, budget.resident_rows)
     warm = budget.topology_in_ram
     rows = [x, *(each.rows for each in collator.edge_features)]
-    edges_stay = edges_stay_on_disk(ds, rows, sampling[2], budget)
+    mapped_edges = sampling.disjoint or sampling.induced
+    edges_stay = edges_stay_on_disk(ds, rows, sampling.weight, budget) and not mapped_edges
     row_bytes = row_bytes_of(ds, collator, pre_aggregation)
     per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
     channels = 0 if x is None or pre_aggregation is None else x.shape[1]
@@ -76,18 +83,46 @@ def neighbor_strategy(
     memory = _scan_bytes(ds, x, batch, budget, edges_stay) if scanning else batch
     most = budget.drawn if scanning else budget.batch  # what a batch takes of a scan in all is checked when it is drawn
     limits: dict[str, Any] = {"max_bytes": most, "row_bytes": per_node, "expanded_bytes": per_expanded}
-    sampler = NeighborSampler(ds.graph, *sampling, **limits, held_out=order.nodes.held_out)
+    how = sampling.fanout, sampling.replace, sampling.weight
+    sampler = NeighborSampler(ds.graph, *how, **limits, held_out=order.nodes.held_out)
     frontier = None
     if edges_stay:
         columns = {name: ds.edge_rows(name) for name in collator.columns}
         frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.frontier)
     mapped = max(0, budget.topology - ds.graph.indptr.nbytes)
-    topology = Topology(ds.graph, sampling[2], mapped, warm, frontier is None, collator.columns)
+    topology = Topology(ds.graph, sampling.weight, mapped, warm, frontier is None, collator.columns)
     counts, draw = ReadCounts(), lambda seeds, key: (sampler.sample(seeds.node, key, seeds.left_out), 0)
+    if sampling.disjoint or sampling.induced:
+        draw = drawing(ds, sampling, most, {ds.node_types[0]: per_node}, ds.node_types[0])
     sample = SampleStage(order, draw, topology, memory, counts, frontier, threads[0], split_seeds)
     labels = None if ds.labels is None else Labels(ds.labels, floats=ds.task == "multilabel")
     buffers = buffers_for(device, budget)
     load = LoadStage(ds.graph, x, collator.gather, labels, pre_aggregation, counts, buffers, collator.edge_features)
+    return choose_strategy(BatchStages(sample, load, collate), memory, threads[1])
+
+
+def _hetero_strategy(
+    ds: Dataset,
+    order: Order,
+    collate: CollateStage,
+    collator: HeteroCollator,
+    sampling: Sampling,
+    budget: MemoryPlan,
+    device: torch.device | None,
+    split_seeds: bool,
+    threads: tuple[int, int],
+) -> ReadStrategy:
+    """`neighbor_strategy` of several types; where edges do not fit in memory they are read through memory maps."""
+    graphs, types = collator.graphs, collator.types
+    row_bytes = {name: own.row_bytes for name, own in types.items()}
+    mapped = max(0, budget.topology - sum(graph.indptr.nbytes for graph in graphs.values()))
+    columns = {key: collator.columns(key) for key in graphs}
+    topology = HeteroTopology(graphs, sampling.weight, mapped, budget.topology_in_ram, columns)
+    memory = HeteroBatchBytes(budget.batch, collator)
+    counts, draw = ReadCounts(), drawing(ds, sampling, budget.batch, row_bytes, collator.seeds)
+    sample = SampleStage(order, draw, topology, memory, counts, None, threads[0], split_seeds)
+    x = ds.joined_rows("x") if any(on_disk(own.x) for own in types.values()) else None
+    load = HeteroLoadStage(None, x, None, None, None, counts, buffers_for(device, budget), types=types)
     return choose_strategy(BatchStages(sample, load, collate), memory, threads[1])
 
 

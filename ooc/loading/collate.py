@@ -6,7 +6,7 @@ Plain numpy: this runs in the pipeline's threads, where torch's own thread pool 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ooc.graph.aggregation import FirstLayerAggregates
-from ooc.graph.blocks import EDGE_ATTR, Block, Subgraph, aggregated_block, blocks_of, graph_block
+from ooc.graph.blocks import EDGE_ATTR, EDGE_ID, Block, Subgraph, aggregated_block, blocks_of, graph_block
+from ooc.graph.hetero import EdgeSample
 from ooc.loading.arguments import InputNodes
 from ooc.loading.input_links import InputLinks
 from ooc.runtime.buffers import Buffers
@@ -27,9 +28,8 @@ from ooc.stores.arrays.rows import AnyArray, Ids, Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, StoreError
 from ooc.stores.graph import Graph
+from ooc.stores.node_set import NodeSet
 
-EDGE_ID = "edge_id"
-"""the graph's column of edge ids"""
 _FIELDS = {
     *("x", "y", "edge_index", "edge_weight", "n_id", "e_id", "num_nodes", "num_sampled_nodes", "num_sampled_edges", "input_id"),
     *("batch_size", "blocks", "node_norm", "edge_norm", "input_mask"),
@@ -48,7 +48,8 @@ class SampledBatch:
     last: bool
     position: NDArray[np.int64]
     """int64[b]: where the seeds stand in the loader's input nodes"""
-    subgraph: Subgraph
+    subgraph: Any
+    """a `Subgraph`, of a graph of several types a `HeteroSubgraph`"""
     links: Links | None = None
     """to predict; None in a batch of nodes"""
 
@@ -58,9 +59,11 @@ class LoadedBatch:
     """A sampled batch with its rows."""
 
     drawn: SampledBatch
-    x: AnyArray | FirstLayerAggregates | None
-    """[n, *feature shape] of `Gather.gathered`, or the first layer's aggregates: `drawn` then has the hops before the last"""
-    y: AnyArray | None
+    x: Any
+    """[n, *feature shape] of `Gather.gathered`, or the first layer's aggregates: `drawn` then has the hops before the last;
+    None without features; of a graph of several types the arrays by node type"""
+    y: Any
+    """[n] or [n, C], None without labels; of a graph of several types the arrays by node type"""
     edge_features: tuple[AnyArray, ...] = ()
     """[e, *feature shape] each, in the order of `Collator.edge_features`"""
 
@@ -172,12 +175,12 @@ def edge_index_of(subgraph: Subgraph) -> NDArray[np.int64]:
     return edge_index
 
 
-def column_of(graph: Graph, subgraph: Subgraph, name: str) -> AnyArray:
-    """A column of the graph for the subgraph's edges [e]: what was read for them, else looked up by slot."""
+def column_of(graph: Graph, subgraph: Subgraph | EdgeSample, name: str) -> AnyArray:
+    """A column of the graph for sampled edges [e]: what was read for them, else looked up by slot."""
     return subgraph.columns[name] if name in subgraph.columns else graph.columns[name][subgraph.slot]
 
 
-def edge_ids_of(graph: Graph, subgraph: Subgraph) -> NDArray[np.int64]:
+def edge_ids_of(graph: Graph, subgraph: Subgraph | EdgeSample) -> NDArray[np.int64]:
     """int64[e]: the edges' positions in the input, which address edge features."""
     kept = EDGE_ID in graph.columns or EDGE_ID in subgraph.columns
     return np.asarray(column_of(graph, subgraph, EDGE_ID) if kept else subgraph.slot, np.int64)
@@ -215,9 +218,9 @@ def block_of(graph: Graph, subgraph: Subgraph, edge_index: Tensor, induced: bool
     return block
 
 
-def masks_of(ds: Dataset) -> dict[str, Members]:
+def masks_of(nodes: Dataset | NodeSet) -> dict[str, Members]:
     """A batch's masks of the splits, by PyG's names: `train_mask` for "train"."""
-    return {f"{name}_mask": ds.members(name) for name in ds.splits}
+    return {f"{name}_mask": nodes.members(name) for name in nodes.splits}
 
 
 @dataclass(frozen=True)
@@ -237,6 +240,12 @@ class Collator:
     masks: Mapping[str, Members] = field(default_factory=dict)
     """name of a field -> the nodes it is true for"""
     edge_features: tuple[EdgeFeature, ...] = ()
+    values: Mapping[str, AnyArray] = field(default_factory=dict)
+    """name of a field -> its value for every node, [N]: times"""
+    edge_values: Mapping[str, str] = field(default_factory=dict)
+    """name of a field -> the graph's column that it is of: times"""
+    layers: int | None = None
+    """layers that share the block of all nodes and edges; None: each hop has a prefix of it"""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -247,10 +256,10 @@ class Collator:
     def needs_slots(self, there: Collection[str]) -> bool:
         """Whether a batch's slots are met again; there: the columns that come with it (`Subgraph.columns`)."""
         ids = (EDGE_ID,) if self.edge_ids or self.edge_features else ()
-        return not {*self.columns, *ids} <= {*there}
+        return not {*self.columns, *ids, *self.edge_values.values()} <= {*there}
 
-    def __call__(self, loaded: LoadedBatch, input_id: NDArray[np.int64]) -> Data:
-        subgraph = loaded.drawn.subgraph
+    def __call__(self, loaded: LoadedBatch, input_id: NDArray[np.int64], seed_time: AnyArray | None = None) -> Data:
+        subgraph: Subgraph = loaded.drawn.subgraph
         edge_index = torch.from_numpy(edge_index_of(subgraph))
         first = block_of(self.graph, subgraph, edge_index, self.induced)
         features = [each.gather.tensor(found) for each, found in zip(self.edge_features, loaded.edge_features, strict=True)]
@@ -273,11 +282,21 @@ class Collator:
             data.e_id = torch.from_numpy(edge_ids_of(self.graph, subgraph))
         for name, members in self.masks.items():
             data[name] = torch.from_numpy(members.contains(subgraph.node))
+        for name, values in self.values.items():
+            data[name] = torch.from_numpy(values[subgraph.node])
+        for name, column in self.edge_values.items():
+            data[name] = torch.from_numpy(np.asarray(column_of(self.graph, subgraph, column)))
+        if subgraph.tree is not None:
+            data.batch = torch.from_numpy(subgraph.tree)
+        if seed_time is not None:
+            data.seed_time = torch.from_numpy(seed_time)
         data.num_sampled_nodes = list(subgraph.num_nodes)
-        data.num_sampled_edges = list(subgraph.num_edges)
+        if self.layers is None:
+            data.num_sampled_edges = list(subgraph.num_edges)
         data.input_id = torch.from_numpy(input_id)
         data.batch_size = len(input_id)
-        data.blocks = blocks_of(first, subgraph.num_nodes, subgraph.num_edges)
+        whole = self.layers is not None
+        data.blocks = [first] * (self.layers or 0) if whole else blocks_of(first, subgraph.num_nodes, subgraph.num_edges)
         if isinstance(loaded.x, FirstLayerAggregates):
             data.blocks.insert(0, aggregated_block(first))
         return data
@@ -295,18 +314,29 @@ class Collator:
         return per_node * num_nodes + per_edge * num_edges
 
 
+class BatchCollator(Protocol):
+    """Makes the user's batch of a loaded one."""
+
+    def needs_slots(self, there: Collection[str]) -> bool:
+        """Whether a batch's slots are met again; there: the columns that come with it."""
+
+    def __call__(self, loaded: LoadedBatch, input_id: NDArray[np.int64], seed_time: AnyArray | None = None) -> Any:
+        """The batch. input_id: int64[b], PyG's `input_id` of the seeds; seed_time: [b], their times; None without times."""
+
+
 @dataclass(frozen=True)
 class CollateStage:
     """LoadedBatch -> the user's batch, through `transform`; with `pin` it is copied into page-locked memory."""
 
-    collator: Collator
+    collator: BatchCollator
     nodes: InputNodes | InputLinks
-    transform: Callable[[Data], Any] | None = None
+    transform: Callable[[Any], Any] | None = None
     pin: bool = False
 
-    def data(self, loaded: LoadedBatch) -> Data:
+    def data(self, loaded: LoadedBatch) -> Any:
         drawn = loaded.drawn
-        batch = self.collator(loaded, self.nodes.input_id(drawn.position))
+        time = None if isinstance(self.nodes, InputLinks) else self.nodes.times(drawn.position)
+        batch = self.collator(loaded, self.nodes.input_id(drawn.position), time)
         if isinstance(self.nodes, InputLinks) and drawn.links is not None:
             self.nodes.add_to(batch, drawn.position, drawn.links)
             batch.batch_size = drawn.subgraph.num_nodes[0]

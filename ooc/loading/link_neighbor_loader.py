@@ -17,7 +17,6 @@ from ooc.loading.arguments import (
     check_numbers,
     check_pyg_arguments,
     dataset_of,
-    fanout_of,
     input_ids_of,
     weight_column_of,
 )
@@ -25,6 +24,7 @@ from ooc.loading.choose_read_strategy import edges_stay_on_disk
 from ooc.loading.input_links import InputLinks, labels_for, negatives_for, pairs_of, part_of
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.ranks import share_of
+from ooc.loading.sampling import Sampling
 from ooc.loading.stages import Order
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.sampling.edge_split import EdgeSplit
@@ -136,7 +136,7 @@ class LinkNeighborLoader(NeighborLoader):
         self._set_up(
             data,
             order,
-            (fanout_of(num_neighbors), replace, weight_attr),
+            Sampling.of(data, num_neighbors, replace, weight_attr),
             (sample_threads, read_threads),
             transform=transform,
             pin_memory=pin_memory,
@@ -153,7 +153,7 @@ class LinkNeighborLoader(NeighborLoader):
         )
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(fanout={self._sampling[0]}, links={self.num_seeds}, batches={len(self)})"
+        return f"{type(self).__name__}(fanout={self._sampling.fanout}, links={self.num_seeds}, batches={len(self)})"
 
     def _identity(self) -> dict[str, Any]:
         return {**super()._identity(), "mode": "link_neighbor"}

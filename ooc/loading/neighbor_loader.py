@@ -6,152 +6,52 @@ the engine; and the memory, but for `split_seeds`, which says what then depends 
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from ooc.graph.aggregation import PreAggregation
+from ooc.graph.hetero import EdgeKey
 from ooc.loading.arguments import (
+    InputNodes,
     check_numbers,
     check_pyg_arguments,
     dataset_of,
-    fanout_of,
     input_nodes_of,
     positions_of,
     renamed,
-    weight_column_of,
 )
 from ooc.loading.base import PREFETCH, BatchLoader, warn_of_prefetch
 from ooc.loading.choose_read_strategy import keeps_blocks, neighbor_strategy
-from ooc.loading.collate import CollateStage, Collator, Gather, edge_features_of, masks_of
+from ooc.loading.collate import BatchCollator, CollateStage, Collator, Gather, edge_features_of, masks_of
+from ooc.loading.hetero import HeteroCollator, TypeRows
+from ooc.loading.input_links import InputLinks
 from ooc.loading.ranks import share_of
-from ooc.loading.stages import Order
+from ooc.loading.sampling import HGTSampling, Sampling, graphs_of
+from ooc.loading.stages import Labels, Order
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.runtime.transfer import moved, pins
+from ooc.sampling.hgt import samples_of
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 
 
-class NeighborLoader(BatchLoader):
-    """Mini-batches of sampled neighborhoods (GraphSAGE, Hamilton et al., 2017), as PyG's NeighborLoader gives them.
+class SeedLoader(BatchLoader):
+    """What the loaders of batches around seeds share."""
 
-    A batch is a `Data` with x [n, f], y [n], edge_index int64[2, e], n_id int64[n], e_id int64[e], input_id int64[b],
-    batch_size, num_sampled_nodes, num_sampled_edges (lists), edge_weight float32[e] of a weighted graph, edge_attr [e, f] if
-    the store has that edge feature, a mask of each split (train_mask bool[n]), and `blocks`, one `Block` a layer, which share
-    edge_index's memory. Each `iter` is the next epoch.
-
-    Args:
-        data: The data set, or the path of a store, which is opened without a memory limit.
-        num_neighbors: In-edges drawn at a node, per hop; -1 takes all.
-        input_nodes: None (all nodes), a split's name, a mask [N] (bool, or 0 and 1) or node ids [k] (tensor, array or list).
-        batch_size, shuffle, replace, drop_last, pin_memory, input_id: As PyG's.
-        weight_attr: Edge column to sample in proportion to ("edge_weight" stands for the graph's weight too).
-        transform: Called with every batch, in a thread; it should be pure.
-        num_workers, prefetch_factor: Their product is how many batches of rows in memory are made in advance. Rows on disk are
-            read further ahead, as far as the memory goes, so there it changes nothing.
-        seed: Of the order and the draws; None: from torch's generator, when the loader is made, so that `torch.manual_seed`
-            decides it. With several ranks, which must agree on it, None is 0.
-        rank, world_size: This loader's share of each step's seeds; None: those of torch's process group, if there is one.
-        device: Where batches are moved.
-        dtype: Of x and edge features; None: as stored, but float16, bfloat16 and scaled int8 come as float32.
-        features: Whether to give x.
-        edge_features: Names of the edge features to give, [e, ...] each, in the order of `e_id`; `blocks` have the first of
-            them as `edge_attr`. None: `edge_attr`, if the store has it; with `pre_aggregation` none.
-        split_masks: Whether to give `train_mask` and those of the other splits.
-        edge_ids: False saves looking up `e_id`.
-        split_seeds: A batch over the memory budget is halved, and again, into more batches, instead of refused: for evaluation,
-            so not with shuffle. Where num_neighbors differ by hop, a node that a half meets at another hop gets that hop's
-            fan-out, so scores may differ with the memory that decides on halving; where all hops draw alike they don't.
-        budget: A plan of the memory other than `plan_memory(data)`.
-        pre_aggregation: `ooc.models.pre_aggregation_of(model)`: the loader computes the neighbor sums of the model's first
-            layer, in a tenth of the memory. x is the `FirstLayerAggregates` of its destinations and no field has the last hop;
-            x stays the rows if they are not float32 vectors or `dtype` asks for another type.
-        sample_threads: That sample.
-        read_threads: That gather rows in memory.
-        arguments: PyG's and DataLoader's others are accepted where they change nothing, with a warning that threads do the
-            work; one that asks for something else is refused.
-
-    Raises:
-        ConfigError: An argument does not fit.
-        InputError: An input node does not.
-        BudgetError: While iterating, a batch does not fit the memory.
-
-    >>> loader = NeighborLoader(ds, num_neighbors=[10, 10], input_nodes="train", batch_size=1024, shuffle=True)
-    >>> for batch in loader:
-    ...     model(batch.x, batch.edge_index)[: batch.batch_size]
-    """
-
-    @renamed(world="world_size", summing="pre_aggregation")
-    def __init__(
-        self,
-        data: Dataset | Path | str,
-        num_neighbors: Sequence[int],
-        input_nodes: Any = None,
-        batch_size: int = 1,
-        shuffle: bool = False,
-        replace: bool = False,
-        weight_attr: str | None = None,
-        transform: Callable[[Data], Any] | None = None,
-        drop_last: bool = False,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        prefetch_factor: int | None = None,
-        input_id: Any = None,
-        *,
-        seed: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        features: bool = True,
-        edge_features: str | Sequence[str] | None = None,
-        split_masks: bool = True,
-        edge_ids: bool = True,
-        split_seeds: bool = False,
-        budget: MemoryPlan | None = None,
-        pre_aggregation: PreAggregation | None = None,
-        sample_threads: int = 1,
-        read_threads: int = 2,
-        **arguments: Any,
-    ) -> None:
-        check_pyg_arguments({"num_workers": num_workers, **arguments}, list(inspect.signature(NeighborLoader).parameters))
-        data = dataset_of(data)
-        nodes = input_nodes_of(data, input_nodes, input_id)
-        share = share_of(seed, rank, world_size, own_ids=nodes.is_array, in_order=not shuffle)
-        order = Order(nodes, batch_size, shuffle, drop_last=drop_last, **share._asdict())
-        check_numbers(order, sample_threads=sample_threads, read_threads=read_threads)
-        if split_seeds and shuffle:
-            raise ConfigError("split_seeds is for evaluation: training batches must not depend on the memory; drop shuffle")
-        self._set_up(
-            data,
-            order,
-            (fanout_of(num_neighbors), replace, weight_attr),
-            (sample_threads, read_threads),
-            transform=transform,
-            pin_memory=pin_memory,
-            prefetch=(prefetch_factor, num_workers),
-            device=device,
-            dtype=dtype,
-            features=features,
-            edge_features=edge_features,
-            split_masks=split_masks,
-            edge_ids=edge_ids,
-            split_seeds=split_seeds,
-            budget=budget,
-            pre_aggregation=pre_aggregation,
-        )
+    _sampling: Sampling
 
     def _set_up(
         self,
         data: Dataset,
         order: Order,
-        sampling: tuple[list[int], bool, str | None],
+        sampling: Sampling,
         threads: tuple[int, int],
         *,
-        transform: Callable[[Data], Any] | None,
+        transform: Callable[[Any], Any] | None,
         pin_memory: bool,
         prefetch: tuple[int | None, int],
         device: torch.device | str | None,
@@ -160,30 +60,29 @@ class NeighborLoader(BatchLoader):
         edge_features: str | Sequence[str] | None,
         split_masks: bool,
         edge_ids: bool,
-        split_seeds: bool,
+        split_seeds: bool = False,
         budget: MemoryPlan | None,
-        pre_aggregation: PreAggregation | None,
+        pre_aggregation: PreAggregation | None = None,
     ) -> None:
-        """Make the stages of this order's batches. sampling: fan-out, replace, weight_attr; prefetch: factor, workers."""
+        """Make the stages of this order's batches. prefetch: factor, workers."""
         if not (pre_aggregation is None or isinstance(pre_aggregation, PreAggregation)):
             raise ConfigError(
                 f"pre_aggregation must be what `ooc.models.pre_aggregation_of(model)` returns, not {pre_aggregation!r}"
             )
-        fanout, replace, weight_attr = sampling
+        if pre_aggregation is not None and (data.is_hetero or sampling.induced):
+            raise ConfigError("pre_aggregation is for the sampled edges of a graph of one edge type: leave it out")
         if pre_aggregation is not None and edge_features:
             raise ConfigError("pre_aggregation has the last hop's edges summed up: leave out edge_features, or pre_aggregation")
-        masks = masks_of(data) if split_masks else {}
-        of_edges = edge_features_of(data, edge_features if pre_aggregation is None else (), dtype, masks)
         budget = budget or plan_memory(data)
         place = None if device is None else torch.device(device)
         factor, workers = prefetch
         batches = PREFETCH if factor is None else max(1, factor) * max(1, workers)
-        gather = Gather(data.encoding("x"), dtype) if features and data.num_features else None
         pin = pins(pin_memory) and not (place is not None and place.type == "cuda")
-        collator = Collator(data.graph, gather, weight_attr, edge_ids, masks=masks, edge_features=of_edges)
+        of_edges = edge_features if pre_aggregation is None else ()
+        collator = collator_of(data, order.nodes, sampling, dtype, features, of_edges, edge_ids, split_masks)
         collate = CollateStage(collator, order.nodes, transform, pin)
-        self._sampling = drawn = (fanout, replace, weight_column_of(data.graph, weight_attr))
-        strategy = neighbor_strategy(data, order, collate, drawn, budget, place, pre_aggregation, split_seeds, threads)
+        self._sampling = sampling
+        strategy = neighbor_strategy(data, order, collate, sampling, budget, place, pre_aggregation, split_seeds, threads)
         super().__init__(data, strategy, budget, place, batches)
         self.keeps_blocks = keeps_blocks(strategy, data, budget)
         warn_of_prefetch(factor, strategy)
@@ -219,14 +118,269 @@ class NeighborLoader(BatchLoader):
         """The batch itself, which `collate_fn` has made whole; see PyG's NodeLoader."""
         return batch
 
+    def _identity(self) -> dict[str, Any]:
+        return {**super()._identity(), **self._sampling.identity}
+
+
+class NeighborLoader(SeedLoader):
+    """Mini-batches of sampled neighborhoods (GraphSAGE, Hamilton et al., 2017), as PyG's NeighborLoader gives them.
+
+    A batch is a `Data` with x [n, f], y [n], edge_index int64[2, e], n_id int64[n], e_id int64[e], input_id int64[b],
+    batch_size, num_sampled_nodes, num_sampled_edges (lists), edge_weight float32[e] of a weighted graph, edge_attr [e, f] if
+    the store has that edge feature, a mask of each split (train_mask bool[n]), and `blocks`, one `Block` a layer, which share
+    edge_index's memory. Each `iter` is the next epoch.
+
+    Of a data set of several types a batch is a `HeteroData` with these fields by type, also of types that it did not reach
+    (num_nodes 0, edge_index [2, 0]); input_id and batch_size are those of the type of input_nodes, and `blocks` has one
+    `HeteroBlock` a layer. n_id are rows of their own type, e_id positions in the input of their own edge type.
+
+    Args:
+        data: The data set, or the path of a store, which is opened without a memory limit.
+        num_neighbors: In-edges drawn at a node, per hop; -1 takes all. Of several edge types a list for all of them, or a
+            dictionary with a list for each.
+        input_nodes: None (all nodes), a split's name, a mask [N] (bool, or 0 and 1) or node ids [k] (tensor, array or list).
+            Of several node types a pair of the type and one of these, or the type alone.
+        batch_size, shuffle, replace, drop_last, pin_memory, input_id: As PyG's.
+        weight_attr: Edge column to sample in proportion to ("edge_weight" stands for the graph's weight too). Edge types
+            without it are sampled uniformly.
+        transform: Called with every batch, in a thread; it should be pure.
+        num_workers, prefetch_factor: Their product is how many batches of rows in memory are made in advance. Rows on disk are
+            read further ahead, as far as the memory goes, so there it changes nothing.
+        subgraph_type: "directional" gives the sampled edges, "induced" all edges between a batch's nodes, where the layers
+            share one block.
+        disjoint: Whether each seed has a tree of its own, which shares no nodes with the others; `batch` int64[n] is the seed
+            of each node's tree. Always so with times.
+        time_attr: Times that limit what a seed reaches: a node array (an edge is as late as its source; types without it are
+            not limited), or "time" for the times of edges, which "edge_time" stands for too. Batches have it as a field.
+        temporal_strategy: "uniform", or "last" for the latest edges.
+        input_time: Time of each input node, [k] in their order (a mask's nodes ascending); None: their own. An edge or node at
+            that very time is reached. Batches have `seed_time` [b].
+        seed: Of the order and the draws; None: from torch's generator, when the loader is made, so that `torch.manual_seed`
+            decides it. With several ranks, which must agree on it, None is 0.
+        rank, world_size: This loader's share of each step's seeds; None: those of torch's process group, if there is one.
+        device: Where batches are moved.
+        dtype: Of x and edge features; None: as stored, but float16, bfloat16 and scaled int8 come as float32.
+        features: Whether to give x.
+        edge_features: Names of the edge features to give, [e, ...] each, in the order of `e_id`; `blocks` have the first of
+            them as `edge_attr`. None: `edge_attr`, if the store has it; with `pre_aggregation`, and of several types, none.
+        split_masks: Whether to give `train_mask` and those of the other splits.
+        edge_ids: False saves looking up `e_id`.
+        split_seeds: A batch over the memory budget is halved, and again, into more batches, instead of refused: for evaluation,
+            so not with shuffle. Where num_neighbors differ by hop, a node that a half meets at another hop gets that hop's
+            fan-out, so scores may differ with the memory that decides on halving; where all hops draw alike they don't.
+        budget: A plan of the memory other than `plan_memory(data)`.
+        pre_aggregation: `ooc.models.pre_aggregation_of(model)`: the loader computes the neighbor sums of the model's first
+            layer, in a tenth of the memory. x is the `FirstLayerAggregates` of its destinations and no field has the last hop;
+            x stays the rows if they are not float32 vectors or `dtype` asks for another type.
+        sample_threads: That sample.
+        read_threads: That gather rows in memory.
+        arguments: PyG's and DataLoader's others are accepted where they change nothing, with a warning that threads do the
+            work; one that asks for something else is refused.
+
+    Raises:
+        ConfigError: An argument does not fit.
+        InputError: An input node does not.
+        BudgetError: While iterating, a batch does not fit the memory.
+
+    >>> loader = NeighborLoader(ds, num_neighbors=[10, 10], input_nodes="train", batch_size=1024, shuffle=True)
+    >>> for batch in loader:
+    ...     model(batch.x, batch.edge_index)[: batch.batch_size]
+    """
+
+    @renamed(world="world_size", summing="pre_aggregation")
+    def __init__(
+        self,
+        data: Dataset | Path | str,
+        num_neighbors: Sequence[int] | Mapping[EdgeKey, Sequence[int]],
+        input_nodes: Any = None,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        replace: bool = False,
+        weight_attr: str | None = None,
+        transform: Callable[[Data], Any] | None = None,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        input_id: Any = None,
+        *,
+        subgraph_type: Any = "directional",
+        disjoint: bool = False,
+        time_attr: str | None = None,
+        temporal_strategy: str = "uniform",
+        input_time: Any = None,
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        features: bool = True,
+        edge_features: str | Sequence[str] | None = None,
+        split_masks: bool = True,
+        edge_ids: bool = True,
+        split_seeds: bool = False,
+        budget: MemoryPlan | None = None,
+        pre_aggregation: PreAggregation | None = None,
+        sample_threads: int = 1,
+        read_threads: int = 2,
+        **arguments: Any,
+    ) -> None:
+        check_pyg_arguments({"num_workers": num_workers, **arguments}, list(inspect.signature(NeighborLoader).parameters))
+        data = dataset_of(data)
+        times = disjoint, time_attr, temporal_strategy
+        sampling = Sampling.of(data, num_neighbors, replace, weight_attr, *times, subgraph_type)
+        nodes = sampling.with_times(data, input_nodes_of(data, input_nodes, input_id), input_time)
+        share = share_of(seed, rank, world_size, own_ids=nodes.is_array, in_order=not shuffle)
+        order = Order(nodes, batch_size, shuffle, drop_last=drop_last, **share._asdict())
+        check_numbers(order, sample_threads=sample_threads, read_threads=read_threads)
+        if split_seeds and shuffle:
+            raise ConfigError("split_seeds is for evaluation: training batches must not depend on the memory; drop shuffle")
+        self._set_up(
+            data,
+            order,
+            sampling,
+            (sample_threads, read_threads),
+            transform=transform,
+            pin_memory=pin_memory,
+            prefetch=(prefetch_factor, num_workers),
+            device=device,
+            dtype=dtype,
+            features=features,
+            edge_features=edge_features,
+            split_masks=split_masks,
+            edge_ids=edge_ids,
+            split_seeds=split_seeds,
+            budget=budget,
+            pre_aggregation=pre_aggregation,
+        )
+
     @property
-    def num_neighbors(self) -> list[int]:
-        """In-edges drawn at a node, per hop."""
-        return self._sampling[0]
+    def num_neighbors(self) -> Any:
+        """In-edges drawn at a node, per hop; of several edge types a list for each."""
+        return self._sampling.fanout
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(fanout={self._sampling[0]}, seeds={self.num_seeds}, batches={len(self)})"
+        return f"{type(self).__name__}(fanout={self._sampling.fanout}, seeds={self.num_seeds}, batches={len(self)})"
 
     def _identity(self) -> dict[str, Any]:
-        fanout, replace, weight = self._sampling
-        return {**super()._identity(), "mode": "neighbor", "fanout": fanout, "replace": replace, "weight_attr": weight}
+        return {**super()._identity(), "mode": "neighbor"}
+
+
+class HGTLoader(SeedLoader):
+    """Mini-batches by the budget sampling of the Heterogeneous Graph Transformer (Hu et al., 2020), as PyG's HGTLoader.
+
+    A batch is a `HeteroData` as `NeighborLoader` gives it, with all edges between its nodes: per iteration a number of nodes of
+    each type is sampled, in proportion to the squares of their budgets, which grow by 1 / in-degree for every edge to a sampled
+    node. Of `blocks` there is one for each iteration, all the same: every layer computes all nodes.
+
+    Args:
+        data: The data set, or the path of a store.
+        num_samples: Nodes to sample per iteration, one list for all node types or a dictionary with a list for each.
+        input_nodes: A node type, or a pair of it and None, a split's name, a mask or node ids.
+        batch_size, shuffle, transform, drop_last, num_workers, pin_memory, prefetch_factor, input_id: As of `NeighborLoader`.
+        seed, rank, world_size, device, dtype, features, split_masks, edge_ids, budget, sample_threads, read_threads: Likewise.
+        arguments: PyG's and DataLoader's others; see `NeighborLoader`.
+
+    Raises:
+        ConfigError: An argument does not fit, or the data set has one node type.
+        InputError: An input node does not fit.
+        BudgetError: While iterating, a batch does not fit the memory.
+
+    >>> loader = HGTLoader(ds, num_samples=[512] * 4, input_nodes=("paper", "train"), batch_size=128, shuffle=True)
+    """
+
+    def __init__(
+        self,
+        data: Dataset | Path | str,
+        num_samples: Sequence[int] | Mapping[str, Sequence[int]],
+        input_nodes: Any,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        transform: Callable[[HeteroData], Any] | None = None,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        input_id: Any = None,
+        *,
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        features: bool = True,
+        split_masks: bool = True,
+        edge_ids: bool = True,
+        budget: MemoryPlan | None = None,
+        sample_threads: int = 1,
+        read_threads: int = 2,
+        **arguments: Any,
+    ) -> None:
+        own = list(inspect.signature(HGTLoader).parameters)
+        check_pyg_arguments({"num_workers": num_workers, **arguments}, own, "HGTLoader")
+        data = dataset_of(data)
+        if not data.is_hetero:
+            raise ConfigError(f"HGTLoader samples by node type, but {data.path} has one: use NeighborLoader")
+        nodes = input_nodes_of(data, input_nodes, input_id)
+        sampling = HGTSampling(samples_of(num_samples, data.node_types))
+        share = share_of(seed, rank, world_size, own_ids=nodes.is_array, in_order=not shuffle)
+        order = Order(nodes, batch_size, shuffle, drop_last=drop_last, **share._asdict())
+        check_numbers(order, sample_threads=sample_threads, read_threads=read_threads)
+        self._set_up(
+            data,
+            order,
+            sampling,
+            (sample_threads, read_threads),
+            transform=transform,
+            pin_memory=pin_memory,
+            prefetch=(prefetch_factor, num_workers),
+            device=device,
+            dtype=dtype,
+            features=features,
+            edge_features=None,
+            split_masks=split_masks,
+            edge_ids=edge_ids,
+            budget=budget,
+        )
+
+    @property
+    def num_samples(self) -> dict[str, list[int]]:
+        """Nodes to sample per iteration, by node type."""
+        return self._sampling.fanout
+
+    def __repr__(self) -> str:
+        return f"HGTLoader(num_samples={self.num_samples}, seeds={self.num_seeds}, batches={len(self)})"
+
+    def _identity(self) -> dict[str, Any]:
+        return {**super()._identity(), "mode": "hgt"}
+
+
+def collator_of(
+    ds: Dataset,
+    nodes: InputNodes | InputLinks,
+    sampling: Sampling,
+    dtype: torch.dtype | None,
+    features: bool,
+    edge_features: str | Sequence[str] | None,
+    edge_ids: bool,
+    split_masks: bool,
+) -> BatchCollator:
+    """What makes the batches of a loader with these arguments: PyG `Data`, or `HeteroData` of several types."""
+    if not ds.is_hetero:
+        gather = Gather(ds.encoding("x"), dtype) if features and ds.num_features else None
+        masks, values = masks_of(ds) if split_masks else {}, sampling.values(ds.node_types[0])
+        of_edges = edge_features_of(ds, edge_features, dtype, {*masks, *values, *sampling.edge_values})
+        names, fields = (sampling.weight_attr, edge_ids, sampling.induced), (values, sampling.edge_values, sampling.layers)
+        return Collator(ds.graph, gather, *names, masks, of_edges, *fields)
+    if edge_features:
+        raise ConfigError("edge_features are for graphs of one edge type: leave them out, and read them by `e_id`")
+    assert isinstance(nodes, InputNodes), "links are of a graph of one type"
+    types = {}
+    for name in ds.node_types:
+        own = ds.nodes(name)
+        x, gather = (own.stored("x"), Gather(own.encoding("x"), dtype)) if features and own.num_features else (None, None)
+        labels = None if own.labels is None else Labels(own.labels, floats=own.task == "multilabel")
+        types[name] = TypeRows(x, gather, labels, masks_of(own) if split_masks else {}, sampling.values(name))
+    seeds = nodes.node_type or ds.node_types[0]
+    times, layers = sampling.edge_values, sampling.layers
+    return HeteroCollator(graphs_of(ds), types, seeds, sampling.weight_attr, edge_ids, times, layers)

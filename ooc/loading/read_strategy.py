@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
-from ooc.loading.batch_bytes import BatchBytes
+from ooc.loading.batch_bytes import BatchSize
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import Stopped
 from ooc.loading.stages import BatchStages, SampleStage, on_disk
@@ -72,7 +72,7 @@ class ReadStrategy(ABC):
 class InMemory(ReadStrategy):
     """Rows in memory, or none at all: each batch by itself; `read_threads` gather rows."""
 
-    memory: BatchBytes
+    memory: BatchSize
     read_threads: int = 2
 
     def pipeline(self, cursors: Iterator[Cursor], budget: MemoryPlan, prefetch: int, clocks: dict[str, Clock]) -> Pipeline:

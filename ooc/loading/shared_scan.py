@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.aggregation import Floats, scale_rows, scatter_aggregates
-from ooc.loading.batch_bytes import COPIES, PIECES, ScanBytes, narrow
+from ooc.graph.blocks import narrow
+from ooc.loading.batch_bytes import COPIES, PIECES, ScanBytes
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import RowLease, Stopped, registry_of
 from ooc.loading.read_strategy import (

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.aggregation import Floats
+from ooc.graph.blocks import narrow
 from ooc.graph.relabel import RelabelTable
-from ooc.loading.batch_bytes import ScanSize, narrow
+from ooc.loading.batch_bytes import ScanSize
 from ooc.loading.collate import SampledBatch
 from ooc.runtime.buffers import Buffers
 from ooc.stores.arrays.rows import AnyArray, Rows

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from ooc.graph.aggregation import Factors, FirstLayerAggregates, PreAggregation, RowDecoder, gathered, without_last_hop
-from ooc.graph.blocks import Subgraph
-from ooc.graph.mapped_topology import Topology
+from ooc.graph.blocks import EDGE_ID, Subgraph
+from ooc.graph.mapped_topology import HeteroTopology, Topology
 from ooc.loading.arguments import InputNodes
-from ooc.loading.batch_bytes import BatchBytes, ScanBytes
-from ooc.loading.collate import EDGE_ID, CollateStage, EdgeFeature, Gather, LoadedBatch, SampledBatch, with_edge_ids
+from ooc.loading.batch_bytes import BatchLimit, ScanBytes
+from ooc.loading.collate import CollateStage, EdgeFeature, Gather, LoadedBatch, SampledBatch, with_edge_ids
 from ooc.loading.input_links import InputLinks
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor, Purpose, key, seeds_of
@@ -39,8 +39,8 @@ BUFFERS_KEPT, PINNED_KEPT = 1, 4
 
 InMemoryRows = tuple[AnyArray, NDArray[Any]]
 """(rows as stored, positions int32|int64[n] of a batch's among them)"""
-DrawSubgraph = Callable[[Seeds, int], tuple[Subgraph, int]]
-"""(seeds, key) -> (the subgraph, bytes of edges read from the disk for it)"""
+DrawSubgraph = Callable[[Seeds, int], tuple[Any, int]]
+"""(seeds, key) -> (the subgraph as of `SampledBatch`, bytes of edges read from the disk for it)"""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class SampleStage:
 
     order: Order
     draw: DrawSubgraph
-    topology: Topology
-    limit: BatchBytes | ScanBytes
+    topology: Topology | HeteroTopology
+    limit: BatchLimit
     counts: ReadCounts
     frontier: OnDiskFrontier | None = None
     """draws many batches together, where the edges stay on disk"""
@@ -180,7 +180,7 @@ class SampleStage:
                 yield drawn
             del found  # before the next ones are drawn
 
-    def _subgraphs(self, seeds: list[Seeds], keys: list[int]) -> Sequence[Subgraph | Exception]:
+    def _subgraphs(self, seeds: list[Seeds], keys: list[int]) -> Sequence[Any]:
         """The subgraphs of the first of these seeds, of one at least, or what it failed on."""
         if self.frontier is not None:
             return self._together(seeds, keys)
@@ -195,13 +195,13 @@ class SampleStage:
         self.counts.add(topology=together.nbytes)
         return together.batches
 
-    def _drawn(self, seeds: Seeds, key: int) -> Subgraph:
+    def _drawn(self, seeds: Seeds, key: int) -> Any:
         subgraph, nbytes = self.draw(seeds, key)
         if nbytes:
             self.counts.add(topology=nbytes)
         return subgraph
 
-    def _checked(self, cursor: Cursor, position: Ids, last: bool, subgraph: Subgraph, seeds: Seeds) -> SampledBatch:
+    def _checked(self, cursor: Cursor, position: Ids, last: bool, subgraph: Any, seeds: Seeds) -> SampledBatch:
         self.topology.trim(subgraph)
         drawn, most = SampledBatch(cursor.step, last, position, subgraph, seeds.links), self.limit.max_bytes
         need = self.limit.need(drawn, self.drawing_bytes(subgraph.nbytes))  # the sampler has not counted what collation adds
@@ -210,7 +210,7 @@ class SampleStage:
                 f"a batch of {len(position)} seeds needs {words_for(need, most)}; "
                 "take a smaller batch size, a smaller fan-out or more memory"
             )
-        self.counts.add(requested=len(subgraph.node))
+        self.counts.add(requested=self.limit.rows(drawn))
         return drawn
 
 
@@ -227,7 +227,10 @@ class Labels:
     """whether labels are float32, as torch's binary losses of several labels take them"""
 
     def of(self, subgraph: Subgraph) -> AnyArray:
-        node = subgraph.node[: subgraph.num_nodes[0]] if self.own else subgraph.node
+        return self.of_nodes(subgraph.node[: subgraph.num_nodes[0]] if self.own else subgraph.node)
+
+    def of_nodes(self, node: Ids) -> AnyArray:
+        """The labels of these nodes: [n] or [n, C]."""
         y = np.asarray(self.y[node])
         y = y.astype(np.int64) if y.dtype.kind in "iu" else y  # torch's losses take classes so
         if self.train is not None:
@@ -261,7 +264,8 @@ def on_disk(rows: Rows | None) -> bool:
 class LoadStage:
     """Reads or takes the rows of batches, with memory of `buffers`, and counts them in `counts`."""
 
-    graph: Graph
+    graph: Graph | None
+    """whose degrees count in aggregates"""
     x: Rows | None
     """feature rows as stored, [N, ...]; None where the store has none"""
     gather: Gather | None
@@ -319,6 +323,7 @@ class LoadStage:
         """The batch with its edge ids, if edge features are read by them. Raises StoreError for ids out of range."""
         if not self.edge_features:
             return drawn
+        assert self.graph is not None
         return with_edge_ids(self.graph, drawn, min(each.rows.shape[0] for each in self.edge_features))
 
     def _aggregates(self, drawn: SampledBatch, rows: AnyArray, at: NDArray[Any]) -> LoadedBatch:
@@ -336,6 +341,7 @@ class LoadStage:
     def factors(self, drawn: SampledBatch) -> tuple[Factors, SampledBatch]:
         """What neighbors count for in the first layer's aggregates, and what remains of the batch beside them."""
         assert self.pre_aggregation is not None
+        assert self.graph is not None
         factors = self.pre_aggregation.factors(self.graph, drawn.subgraph)
         return factors, replace(drawn, subgraph=without_last_hop(drawn.subgraph))
 
@@ -371,9 +377,8 @@ class BatchStages:
     @property
     def needs_slots(self) -> bool:
         """Whether a sampled batch's slots are needed for collation, once its edge ids are known where they are wanted."""
-        collator = self.collate.collator
-        there = () if self.sample.frontier is None else collator.columns
-        return collator.needs_slots({*there, *([EDGE_ID] if self.load.edge_features else [])})
+        there = () if self.sample.frontier is None else self.sample.frontier.columns
+        return self.collate.collator.needs_slots({*there, *([EDGE_ID] if self.load.edge_features else [])})
 
     @property
     def disk_arrays(self) -> dict[int, BatchArray]:

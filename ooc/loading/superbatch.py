@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.loading.batch_bytes import BatchBytes
+from ooc.loading.batch_bytes import BatchSize
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CachedNodes, RowLease, Slots, own_cache, registry_of
 from ooc.loading.read_strategy import ReadGroup, ReadSession, ReadStrategy, ServedBatch, chained, clocks_of, read_all_or_each
@@ -49,7 +49,7 @@ class FilledRows(NamedTuple):
 class Superbatches(ReadStrategy):
     """Rows of as many batches as memory holds are read together, and stay in memory while they may be needed again."""
 
-    memory: BatchBytes
+    memory: BatchSize
 
     def planner(self, pool: int, residents: Sequence[CachedNodes] | None = None) -> SuperbatchPlanner:
         """Groups batches. pool: bytes for all that is alive; residents: of each array, what is in memory before."""

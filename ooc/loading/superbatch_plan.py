@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.graph.blocks import EDGE_ID, narrow
+from ooc.graph.hetero import HeteroSubgraph
 from ooc.graph.relabel import RelabelTable, by_last_use
-from ooc.loading.batch_bytes import BatchBytes, narrow
-from ooc.loading.collate import EDGE_ID, SampledBatch
+from ooc.loading.batch_bytes import BatchSize
+from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CacheChange, CachedNodes, shared_rows
 from ooc.loading.read_strategy import AHEAD, Deferred, grouped
 from ooc.loading.stages import BatchArray, BatchStages
@@ -44,8 +46,7 @@ class CompactBatch(NamedTuple):
     @property
     def nbytes(self) -> int:
         small = self.drawn.subgraph
-        own = sum(each.nbytes for each in (*self.row, *small.columns.values()))
-        return self.drawn.position.nbytes + own + small.nbytes
+        return self.drawn.position.nbytes + sum(each.nbytes for each in self.row) + small.nbytes + small.column_bytes
 
     def unpack(self, of_edges: Sequence[bool], ids: Sequence[NDArray[Any]]) -> SampledBatch:
         """The batch as it was drawn, but for slots that nobody needs.
@@ -53,6 +54,8 @@ class CompactBatch(NamedTuple):
         of_edges: of each array, whether its rows are those of edges; ids: [u], the superbatch's of each array.
         """
         small = self.drawn.subgraph
+        if isinstance(small, HeteroSubgraph):
+            return replace(self.drawn, subgraph=small.unpacked())
         columns = {name: array.astype(np.int64) if name == EDGE_ID else array for name, array in small.columns.items()}
         node: NDArray[Any] = small.node
         for edges, row, own in zip(of_edges, self.row, ids, strict=True):
@@ -71,6 +74,8 @@ def pack(drawn: SampledBatch, of_edges: Sequence[bool], row: Sequence[NDArray[np
     slots: whether those it was drawn from are needed.
     """
     full = drawn.subgraph
+    if isinstance(full, HeteroSubgraph):
+        return CompactBatch(replace(drawn, subgraph=full.packed(slots)), tuple(row))
     node = _NOTHING if False in of_edges else full.node
     arrays = (narrow(array) for array in (node, full.indptr, full.source, full.slot if slots else _NOTHING))
     columns = {
@@ -226,7 +231,7 @@ class SuperbatchPlanner:
     """How sampled batches become superbatches. memory: of a batch."""
 
     stages: BatchStages
-    memory: BatchBytes
+    memory: BatchSize
     pool_bytes: int
     """for all superbatches and batches that are alive at once"""
     residents: tuple[CachedNodes, ...]

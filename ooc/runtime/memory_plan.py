@@ -304,13 +304,20 @@ def plan_memory(dataset: Dataset, model: int = 0, columns: Collection[str] | Non
     `model` is the bytes that training adds to an existing model: gradients, optimizer state, what it keeps for each node.
     `columns` are the graph's columns that batches read, None for all.
     """
-    process, graph = dataset.process_memory, dataset.graph
-    labels = 0 if dataset.labels is None else dataset.labels.nbytes
+    process = dataset.process_memory
+    graphs = [dataset.edges(key).graph for key in dataset.edge_types]
+    nodes = [dataset.nodes(name) for name in dataset.node_types]
+    topology = TopologyBytes(
+        sum(graph.indptr.nbytes for graph in graphs),
+        sum(graph.mapped_bytes(columns) for graph in graphs),
+        sum(graph.sampled_bytes() for graph in graphs),
+    )
+    labels = sum(each.labels.nbytes for each in nodes if each.labels is not None)
     return divide(
         process.limit,
         baseline=process.baseline,
-        topology=TopologyBytes(graph.indptr.nbytes, graph.mapped_bytes(columns), graph.sampled_bytes()),
-        labels=labels + len(dataset.splits) * Members.nbytes_for(dataset.num_nodes),
+        topology=topology,
+        labels=labels + sum(len(each.splits) * Members.nbytes_for(each.num_nodes) for each in nodes),
         model=model,
         scratch=SCRATCH_BYTES + _large_chunks(dataset),
         origin=process.origin,
@@ -338,5 +345,6 @@ def beside_scores(room: int) -> int:
 
 def _large_chunks(dataset: Dataset) -> int:
     """Bytes that decoding features takes beyond `SCRATCH_BYTES`: large chunks of other writers are read whole, and copied."""
-    x = dataset.stored("x") if dataset.num_features else None
-    return 2 * max(0, x.block_bytes - BLOCK_BYTES) if isinstance(x, ForeignRows) else 0
+    nodes = [dataset.nodes(name) for name in dataset.node_types]
+    features = [each.stored("x") for each in nodes if each.num_features]
+    return max((2 * max(0, x.block_bytes - BLOCK_BYTES) for x in features if isinstance(x, ForeignRows)), default=0)

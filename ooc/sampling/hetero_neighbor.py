@@ -4,7 +4,7 @@ The topology is one `Graph` (CSC) per edge type. In each hop, edge type by edge 
 target type that the hop before reached, and new sources are numbered in their own type.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -38,6 +38,11 @@ def fanouts_of(fanout: Fanouts, edge_types: Sequence[EdgeKey]) -> dict[EdgeKey, 
     """The fan-out of every edge type: one list for all, or a list for each. Raises ConfigError where they do not fit."""
     if not isinstance(fanout, Mapping):
         return {key: list(fanout) for key in edge_types}
+    return check_fanouts(fanout, edge_types)
+
+
+def check_fanouts(fanout: Mapping[EdgeKey, Sequence[int]], edge_types: Sequence[EdgeKey]) -> dict[EdgeKey, list[int]]:
+    """The fan-outs in the order of the edge types. Raises ConfigError unless each has one, of as many hops."""
     there = ", ".join(map(edge_name, edge_types))
     unknown = [key for key in fanout if key not in edge_types]
     if unknown:
@@ -152,18 +157,26 @@ class HeteroNeighborSampler:
             StoreError: The topology is damaged.
         """
         builder = self.begin(seeds)
+        self.expand(
+            builder,
+            lambda hop: self.draw(builder, hop, key),
+            lambda each: self.samplers[each].gather(builder.edges[each]),
+        )
+        return builder.finish()
+
+    def expand(self, builder: HeteroBuilder, draw: Callable[[int], None], gather: Callable[[EdgeKey], None]) -> None:
+        """Sample all hops. draw: fills the slots of a hop; gather: sets the sources of an edge type's."""
         try:
             for name, nodes in builder.nodes.items():
                 self._tables[name].refill(nodes.size, nodes.node, nodes.size)
             for hop in range(self.hops):
-                self.draw(builder, hop, key)
-                for each, sampler in self.samplers.items():
-                    sampler.gather(builder.edges[each])
+                draw(hop)
+                for each in self.samplers:
+                    gather(each)
                 self.number(builder)
         finally:
             for table in self._tables.values():
                 table.trim(TABLE_KEPT // len(self._tables))
-        return builder.finish()
 
     def begin(self, seeds: Mapping[str, Ids]) -> HeteroBuilder:
         """Start a batch of `seeds`. Raises InputError if one is not a node."""
@@ -179,19 +192,32 @@ class HeteroNeighborSampler:
 
         Raises BudgetError, before anything is allocated, if the batch may exceed `max_bytes` after this hop.
         """
-        counts = {name: each.count(builder.nodes[name[2]], builder.edges[name], hop) for name, each in self.samplers.items()}
+        counts = {
+            each: sampler.count(builder.nodes[each[2]], builder.edges[each], hop) for each, sampler in self.samplers.items()
+        }
+        self.grow(builder, hop, counts)
+        for number, (each, sampler) in enumerate(self.samplers.items()):
+            nodes, edges, (_, _, degree) = builder.nodes[each[2]], builder.edges[each], counts[each]
+            sampler.draw_edges(nodes, edges, hop, numbered(key, number), degree)
+
+    def grow(
+        self, builder: HeteroBuilder, hop: int, counts: Mapping[EdgeKey, tuple[int, int, int]], trees: int | None = None
+    ) -> None:
+        """Grow the buffers to the upper bounds after hop `hop`; raises as `draw` does.
+
+        counts: of each edge type, as `EdgeSampler.count` gives them. trees: in how many a node may be; None: in the batch once.
+        """
         most = {name: nodes.size for name, nodes in builder.nodes.items()}
         for (source, _, _), (sampled, _, _) in counts.items():
             most[source] += sampled
         for name, nodes in builder.nodes.items():
-            most[name] = min(most[name], self.num_nodes[name] + nodes.num_nodes[0])
+            most[name] = min(most[name], self.num_nodes[name] * (1 if trees is None else trees) + nodes.num_nodes[0])
         self._check(builder, hop, most, counts)
         for name, nodes in builder.nodes.items():
             nodes.grow(most[name])
-        for number, (each, sampler) in enumerate(self.samplers.items()):
-            nodes, edges, (sampled, _, degree) = builder.nodes[each[2]], builder.edges[each], counts[each]
-            edges.grow(sum(edges.num_edges) + sampled, sum(nodes.num_nodes))
-            sampler.draw_edges(nodes, edges, hop, numbered(key, number), degree)
+        for each, (sampled, _, _) in counts.items():
+            edges = builder.edges[each]
+            edges.grow(sum(edges.num_edges) + sampled, sum(builder.nodes[each[2]].num_nodes))
 
     def number(self, builder: HeteroBuilder) -> None:
         """Step 3 of a hop: replace the sources by local ids; new nodes form the next hop."""

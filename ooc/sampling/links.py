@@ -53,6 +53,8 @@ class Seeds(NamedTuple):
     """edges that carry no messages"""
     links: Links | None = None
     """that they are the ends of; None where the seeds are the nodes to predict"""
+    time: AnyArray | None = None
+    """[b]: until when their neighborhoods reach; None without times"""
 
 
 class EdgeLookup:

@@ -207,8 +207,8 @@ class EdgeSampler:
         self.replace = bool(replace)
         # Plain ndarrays over the same memory: numba dispatches np.memmap more slowly.
         self.indptr: Ids = np.asarray(graph.indptr)
-        self._indices: AnyArray = np.asarray(graph.indices)
-        self.num_nodes, self.num_slots = len(self.indptr) - 1, len(self._indices)
+        self.indices: AnyArray = np.asarray(graph.indices)
+        self.num_nodes, self.num_slots = len(self.indptr) - 1, len(self.indices)
         self.num_sources = self.num_nodes if num_sources is None else num_sources
         self.weight = None if weight is None else _weight_column(graph, weight)
         self.weighted, self.held_out = weight is not None, held_out
@@ -251,7 +251,7 @@ class EdgeSampler:
 
     def gather(self, edges: EdgeHops) -> None:
         """Set the sources of the sampled edges, as node ids. Raises StoreError if the topology is damaged."""
-        damaged = kernels.gather(self._indices, edges.slot, *edges.drawn, self.num_sources, edges.source)
+        damaged = kernels.gather(self.indices, edges.slot, *edges.drawn, self.num_sources, edges.source)
         if damaged >= 0:
             raise damaged_slot(damaged)
 

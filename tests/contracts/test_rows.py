@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import zarr
 
+from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.arrays.lmdb_rows import LmdbRows, write_lmdb_rows
 from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.arrays.rows import ArrayRows, Rows
@@ -22,6 +23,42 @@ class TestArrayRows(RowsContract):
     @pytest.fixture
     def make(self) -> Make:
         return ArrayRows
+
+
+class TestJoinedRows(RowsContract):
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Make:
+        names = count()
+
+        def make(array: Array) -> Rows:
+            parts: dict[str, Rows] = {}
+            for part in np.split(array, (len(array) // 3, len(array) // 2)):
+                name = f"x{next(names)}"
+                with Appender(tmp_path / "s", name, array.shape[1:], array.dtype) as appender:
+                    appender.append(part)
+                parts[name] = open_zarr_rows(tmp_path / "s", name, "mmap")
+            return JoinedRows(parts)
+
+        return make
+
+    def test_parts_of_other_rows_are_bytes_of_the_widest(self) -> None:
+        rng = np.random.default_rng(0)
+        parts = {
+            "wide": rng.random((5, 3, 2), np.float32),
+            "none": np.empty((4, 0), np.float64),
+            "narrow": rng.integers(0, 99, (7, 3), np.int8),
+        }
+        joined = JoinedRows({name: ArrayRows(array) for name, array in parts.items()})
+        assert (joined.dtype, joined.shape, joined.row_bytes) == (np.uint8, (16, 24), 24)
+        ids = np.array([15, 0, 4, 9, 5, 9, 8])
+        out = np.zeros((10, 24), np.uint8)
+        assert joined.read(ids, out, ids % 10) == 0
+        for name, array in parts.items():
+            begin = joined.begin[name]
+            mine = ids[(ids >= begin) & (ids < begin + len(array))]
+            assert np.array_equal(joined.view(name, out)[mine % 10], array[mine - begin])
+            taken = joined.take(name, out, (mine % 10).astype(np.int32))
+            assert (taken.dtype, taken.tolist()) == (array.dtype, array[mine - begin].tolist())
 
 
 @pytest.mark.parametrize("engine", ["pread", "mmap"])

@@ -19,11 +19,14 @@ EDGE_TYPES = (CITES, WRITES, REV_WRITES, ABOUT)
 """Topics are only reached as seeds: no edge starts at one"""
 
 
-def bipartite(source: np.ndarray, target: np.ndarray, num_targets: int, weight: np.ndarray | None = None) -> Graph:
-    """The CSC of edges (source[i], target[i]), slots in the order of input within a target."""
-    order = np.argsort(target, kind="stable")
+def bipartite(
+    source: np.ndarray, target: np.ndarray, num_targets: int, weight: np.ndarray | None = None, time: np.ndarray | None = None
+) -> Graph:
+    """The CSC of edges (source[i], target[i]), slots in the order of time, then of input, within a target."""
+    order = np.argsort(target, kind="stable") if time is None else np.lexsort((time, target))
     indptr = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=num_targets))])
     columns = {"edge_id": order} | ({} if weight is None else {"weight": weight[order].astype(np.float32)})
+    columns |= {} if time is None else {"time": time[order]}
     return Graph(indptr, source[order].astype(np.int32), columns)
 
 

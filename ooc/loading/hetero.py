@@ -1,0 +1,235 @@
+"""Batches of several node and edge types: their rows, their bytes, and the PyG `HeteroData` that the user sees.
+
+They go through the stages, read strategies and pipelines of all batches. Each type has its own features, labels and splits;
+rows on disk are read as one array, each type's behind those of the type before (`JoinedRows`), so that one superbatch and one
+cache of rows serve all types.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch_geometric.data import HeteroData
+
+from ooc.graph.blocks import EDGE_ID
+from ooc.graph.hetero import EdgeKey, EdgeSample, HeteroSubgraph, hetero_block_of, hetero_blocks_of
+from ooc.loading.collate import Gather, LoadedBatch, SampledBatch, column_of, edge_ids_of
+from ooc.loading.stages import InMemoryRows, Labels, LoadStage
+from ooc.stores.arrays.joined_rows import JoinedRows
+from ooc.stores.arrays.members import Members
+from ooc.stores.arrays.rows import AnyArray, Ids, Rows
+from ooc.stores.graph import Graph
+
+
+@dataclass(frozen=True)
+class TypeRows:
+    """What a batch has of the nodes of one type."""
+
+    x: Rows | None = None
+    """feature rows as stored, [N, ...]; None where the type has none"""
+    gather: Gather | None = None
+    labels: Labels | None = None
+    masks: Mapping[str, Members] = field(default_factory=dict)
+    """name of a field -> the nodes it is true for"""
+    values: Mapping[str, AnyArray] = field(default_factory=dict)
+    """name of a field -> its value for every node, [N]: times"""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a node's features and labels in a batch."""
+        x = 0 if self.x is None or self.gather is None else self.gather.row_bytes(self.x.shape[1:])
+        return x + (0 if self.labels is None else 8 * int(np.prod(self.labels.y.shape[1:], dtype=np.int64)))
+
+
+@dataclass(frozen=True)
+class HeteroLoadStage(LoadStage):
+    """Reads or takes the rows of each type: `types` say which. `x` are those on disk, of all types; None where all are in
+    memory."""
+
+    types: Mapping[str, TypeRows] = field(default_factory=dict)
+
+    def _features(self, subgraph: HeteroSubgraph) -> Iterator[tuple[str, Gather, Rows, Ids]]:
+        """(type, how its rows become x, the rows, the nodes) of each type with features."""
+        for name, own in self.types.items():
+            if own.x is not None and own.gather is not None:
+                yield name, own.gather, own.x, subgraph.node[name]
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The array of all types' rows, where they are on disk."""
+        return () if self.x is None else (TypedRows(self),)
+
+    def wanted(self, drawn: SampledBatch) -> Ids:
+        """int64[r]: the rows of `x` that the batch has, type by type."""
+        assert isinstance(self.x, JoinedRows)
+        return np.concatenate([self.x.begin[name] + node for name, _, _, node in self._features(drawn.subgraph)])
+
+    def load(self, drawn: SampledBatch) -> LoadedBatch:
+        return self.take(drawn, {})
+
+    def take(self, drawn: SampledBatch, there: Mapping[int, InMemoryRows]) -> LoadedBatch:
+        x, begin = {}, 0
+        for name, gather, rows, node in self._features(drawn.subgraph):
+            if there:
+                pool, at = there[0]
+                own, begin = at[begin : begin + len(node)], begin + len(node)
+                x[name] = self._taken(name, gather, pool, own)
+            else:
+                x[name], nbytes = gather.read(rows, node, self.buffers)
+                self.counts.add(len(node), nbytes)
+        return LoadedBatch(drawn, x, self._labels(drawn))
+
+    def _taken(self, name: str, gather: Gather, pool: AnyArray, at: NDArray[Any]) -> AnyArray:
+        """A type's features out of rows in memory."""
+        assert isinstance(self.x, JoinedRows)
+        view = self.x.view(name, pool)
+        if view.flags.c_contiguous:
+            return gather.take(view, at, self.buffers)
+        return gather.take(self.x.take(name, pool, at), np.arange(len(at)), self.buffers)  # numpy would copy all of the view
+
+    def _labels(self, drawn: SampledBatch) -> dict[str, AnyArray]:
+        node = drawn.subgraph.node
+        return {name: own.labels.of_nodes(node[name]) for name, own in self.types.items() if own.labels is not None}
+
+
+@dataclass(frozen=True)
+class TypedRows:
+    """The rows of all types as one array of batches; see `BatchArray`."""
+
+    load: HeteroLoadStage
+    of_edges: bool = False
+    on_disk: bool = True
+
+    @property
+    def rows(self) -> Rows:
+        assert self.load.x is not None
+        return self.load.x
+
+    def ids(self, drawn: SampledBatch) -> Ids:
+        """int64[n]: the rows that a batch has."""
+        return self.load.wanted(drawn)
+
+
+@dataclass(frozen=True)
+class HeteroCollator:
+    """Joins a loaded batch to a `HeteroData` with the fields of PyG's NeighborLoader, and `blocks`.
+
+    seeds: the type of the input nodes; weight_attr: a further name for the edge weights; edge_ids: whether to give `e_id`.
+    """
+
+    graphs: Mapping[EdgeKey, Graph]
+    types: Mapping[str, TypeRows]
+    seeds: str
+    weight_attr: str | None = None
+    edge_ids: bool = True
+    edge_values: Mapping[str, str] = field(default_factory=dict)
+    """name of a field -> the column that it is of, in edge types that have it: times"""
+    layers: int | None = None
+    """layers that share the block of all nodes and edges; None: each hop has a prefix of it"""
+
+    def columns(self, key: EdgeKey) -> tuple[str, ...]:
+        """The columns of an edge type of which a batch has its edges' entries."""
+        wanted = (EDGE_ID, "weight") if self.edge_ids else ("weight",)
+        return tuple(name for name in wanted if name in self.graphs[key].columns)
+
+    def needs_slots(self, there: Collection[str]) -> bool:
+        """Whether a batch's slots are met again; there: the columns that come with it."""
+        wanted = {*self.edge_values.values(), *([EDGE_ID] if self.edge_ids else [])}
+        return not wanted.union(*(self.columns(key) for key in self.graphs)) <= {*there}
+
+    def __call__(self, loaded: LoadedBatch, input_id: NDArray[np.int64], seed_time: AnyArray | None = None) -> HeteroData:
+        subgraph: HeteroSubgraph = loaded.drawn.subgraph
+        data = HeteroData()
+        for name, node in subgraph.node.items():
+            self._add_nodes(data, name, node, loaded)
+            data[name].num_sampled_nodes = list(subgraph.num_nodes[name])
+            if name in subgraph.tree:
+                data[name].batch = torch.from_numpy(subgraph.tree[name])
+        data[self.seeds].input_id = torch.from_numpy(input_id)
+        data[self.seeds].batch_size = len(input_id)
+        if seed_time is not None:
+            data[self.seeds].seed_time = torch.from_numpy(seed_time)
+        edge_index = {key: torch.from_numpy(edges.edge_index()) for key, edges in subgraph.edges.items()}
+        weight = {key: self._weight(key, edges) for key, edges in subgraph.edges.items() if "weight" in self.columns(key)}
+        for key, edges in subgraph.edges.items():
+            self._add_edges(data, key, edges, edge_index[key], weight.get(key))
+            if self.layers is None:
+                data[key].num_sampled_edges = list(subgraph.num_edges[key])
+        first = hetero_block_of(self.graphs, subgraph, edge_index, weight)
+        if self.layers is None:
+            data.blocks = hetero_blocks_of(first, subgraph.num_nodes, subgraph.num_edges)
+        else:
+            data.blocks = [first._replace(num_dst={name: len(node) for name, node in subgraph.node.items()})] * self.layers
+        return data
+
+    def _add_nodes(self, data: HeteroData, name: str, node: Ids, loaded: LoadedBatch) -> None:
+        own, store = self.types[name], data[name]
+        store.num_nodes = len(node)
+        if name in (loaded.x or {}):
+            assert own.gather is not None
+            store.x = own.gather.tensor(loaded.x[name])
+        if name in (loaded.y or {}):
+            store.y = torch.from_numpy(loaded.y[name])
+        store.n_id = torch.from_numpy(node)
+        for field_name, members in own.masks.items():
+            store[field_name] = torch.from_numpy(members.contains(node))
+        for field_name, values in own.values.items():
+            store[field_name] = torch.from_numpy(values[node])
+
+    def _add_edges(
+        self, data: HeteroData, key: EdgeKey, edges: EdgeSample, edge_index: Tensor, weight: NDArray[np.float32] | None
+    ) -> None:
+        store = data[key]
+        store.edge_index = edge_index
+        if weight is not None:
+            store.edge_weight = torch.from_numpy(weight)
+            if self.weight_attr is not None:
+                store[self.weight_attr] = store.edge_weight
+        for name, column in self.edge_values.items():
+            if column in self.graphs[key].columns:
+                store[name] = torch.from_numpy(np.asarray(column_of(self.graphs[key], edges, column)))
+        if self.edge_ids:
+            store.e_id = torch.from_numpy(edge_ids_of(self.graphs[key], edges))
+
+    def _weight(self, key: EdgeKey, edges: EdgeSample) -> NDArray[np.float32]:
+        return np.asarray(column_of(self.graphs[key], edges, "weight"), np.float32)
+
+    def nbytes(self, subgraph: HeteroSubgraph) -> int:
+        """Bytes of a batch, but for its subgraph's, from reading to the model."""
+        total = 0
+        for name, node in subgraph.node.items():
+            total += len(node) * (self.types[name].row_bytes + len(self.types[name].masks))
+        for key, edges in subgraph.edges.items():
+            graph, weighted = self.graphs[key], "weight" in self.columns(key)
+            total += len(edges.source) * (16 + 8 * self.edge_ids + 4 * weighted)
+            total += (len(edges.indptr) - 1) * (8 + 8 * bool(len(graph.self_loops)) + 8 * weighted)
+        return total
+
+
+@dataclass(frozen=True)
+class HeteroBatchBytes:
+    """What a batch of several types takes from sampling to the model, and the most it may take; see `BatchBytes`."""
+
+    max_bytes: int
+    collator: HeteroCollator
+    edges_per_node: float = 1.0
+    """see `BatchBytes`: rows of edges are not read"""
+
+    def need(self, drawn: SampledBatch, drawing: int) -> int:
+        """Bytes to compare with `max_bytes`. drawing: bytes of the batches being drawn, which have room of their own."""
+        return self.nbytes(drawn)
+
+    def rows(self, drawn: SampledBatch) -> int:
+        """Feature rows that the batch wants."""
+        return sum(len(node) for name, node in drawn.subgraph.node.items() if self.collator.types[name].x is not None)
+
+    def nbytes(self, drawn: SampledBatch) -> int:
+        return drawn.subgraph.nbytes + self.collator.nbytes(drawn.subgraph)
+
+    def activation_bytes(self, drawn: SampledBatch) -> int:
+        """Bytes that the model needs beside a batch: as much again, as `BatchBytes` says."""
+        return self.nbytes(drawn)

@@ -1,0 +1,192 @@
+"""How `NeighborLoader` samples, from PyG's arguments: fan-outs, weights, trees of their own, and times."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ooc.graph.hetero import EdgeKey, only_type
+from ooc.loading.arguments import InputNodes, fanouts_of, weight_column_of
+from ooc.sampling import HeteroNeighborSampler
+from ooc.sampling.disjoint_neighbor import DisjointSampler, Times
+from ooc.sampling.hgt import HGTSampler
+from ooc.sampling.induced import induced
+from ooc.sampling.links import Seeds
+from ooc.stores.arrays.rows import AnyArray
+from ooc.stores.arrays.whole import whole
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.graph import Graph
+
+_TIME = "time"
+"""the graph's column of times"""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What is sampled around seeds."""
+
+    fanout: Any
+    """In-edges drawn at a node, per hop; of several edge types a list for each"""
+    replace: bool = False
+    weight: str | None = None
+    """the edge column to sample in proportion to"""
+    weight_attr: str | None = None
+    """what the user calls it"""
+    disjoint: bool = False
+    """whether each seed has a tree of its own"""
+    times: Times | None = None
+    time_attr: str | None = None
+    induced: bool = False
+    """whether batches have all edges between their nodes"""
+
+    @property
+    def layers(self) -> int | None:
+        """Layers that share the block of all nodes and edges; None: each hop has its own."""
+        fanouts = list(self.fanout.values()) if isinstance(self.fanout, dict) else [self.fanout]
+        return max(map(len, fanouts), default=0) if self.induced else None
+
+    @classmethod
+    def of(
+        cls,
+        ds: Dataset,
+        num_neighbors: Any,
+        replace: bool,
+        weight_attr: str | None,
+        disjoint: bool = False,
+        time_attr: str | None = None,
+        temporal_strategy: str = "uniform",
+        subgraph_type: Any = "directional",
+    ) -> "Sampling":
+        """From PyG's arguments. Raises ConfigError where they do not fit the data set, or one another."""
+        graphs = graphs_of(ds)
+        weight = weight_column_of(graphs, weight_attr)
+        if temporal_strategy not in ("uniform", "last"):
+            raise ConfigError(f"temporal_strategy {temporal_strategy!r} is unknown: use uniform or last (the latest edges)")
+        if time_attr is None and temporal_strategy != "uniform":
+            raise ConfigError(f"temporal_strategy={temporal_strategy!r} needs time_attr, the name of the times")
+        if weight is not None and (disjoint or time_attr is not None):
+            raise ConfigError("weight_attr cannot be combined with disjoint or time_attr: leave it out")
+        kind = getattr(subgraph_type, "value", subgraph_type)
+        if kind not in ("directional", "induced"):
+            raise ConfigError(f"subgraph_type {kind!r} is not supported: use directional (the sampled edges) or induced (all)")
+        if kind == "induced" and (disjoint or time_attr is not None):
+            raise ConfigError("subgraph_type='induced' cannot be combined with disjoint or time_attr")
+        times = None if time_attr is None else times_of(ds, time_attr, temporal_strategy == "last")
+        disjoint = bool(disjoint) or times is not None
+        fanout = fanouts_of(ds, num_neighbors)
+        return cls(fanout, bool(replace), weight, weight_attr, disjoint, times, time_attr, kind == "induced")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All of it that batches depend on, for the state of a loader."""
+        fanout = self.fanout
+        if isinstance(fanout, dict):
+            fanout = {":".join(key): own for key, own in fanout.items()}
+        kept = {"fanout": fanout, "replace": self.replace, "weight_attr": self.weight}
+        if self.disjoint:
+            kept |= {"disjoint": True, "time_attr": self.time_attr, "latest": self.times is not None and self.times.latest}
+        return kept | ({"subgraph_type": "induced"} if self.induced else {})
+
+    def values(self, node_type: str) -> dict[str, AnyArray]:
+        """Fields of a batch's nodes of a type: their times."""
+        if self.times is None or self.time_attr is None or node_type not in self.times.of_nodes:
+            return {}
+        return {self.time_attr: self.times.of_nodes[node_type]}
+
+    @property
+    def edge_values(self) -> dict[str, str]:
+        """Fields of a batch's edges, and the column they are: their times."""
+        return {self.time_attr: _TIME} if self.time_attr is not None and self.times is not None and self.times.of_edges else {}
+
+    def with_times(self, ds: Dataset, nodes: InputNodes, input_time: Any) -> InputNodes:
+        """The input nodes with their times. Raises ConfigError where those are missing or do not fit."""
+        if input_time is not None and self.times is None:
+            raise ConfigError("input_time needs time_attr, the name of the times it is compared with")
+        if self.times is None:
+            return nodes
+        if input_time is not None:
+            time = np.asarray(input_time.detach().cpu().numpy() if hasattr(input_time, "detach") else input_time)
+            if time.shape != (len(nodes),) or time.dtype.kind not in "iuf":
+                raise ConfigError(
+                    f"input_time must be one number for each of {len(nodes)} input nodes, not {time.dtype}{list(time.shape)}"
+                )
+            return replace(nodes, time=time)
+        own = self.times.of_nodes.get(nodes.node_type or ds.node_types[0])
+        if own is None:
+            raise ConfigError(f"input_time must be given: the input nodes have no {self.time_attr!r} of their own")
+        return replace(nodes, node_time=own)
+
+    def sampler(
+        self, ds: Dataset, max_bytes: int | None, row_bytes: Mapping[str, int]
+    ) -> HeteroNeighborSampler | DisjointSampler | HGTSampler:
+        """What draws batches of several types, or trees. row_bytes: of a node's features and labels, by node type."""
+        graphs, num_nodes = graphs_of(ds), {name: ds.nodes(name).num_nodes for name in ds.node_types}
+        fanout = self.fanout if ds.is_hetero else dict.fromkeys(graphs, self.fanout)
+        if self.disjoint:
+            return DisjointSampler(graphs, num_nodes, fanout, self.replace, max_bytes, row_bytes, self.times)
+        return HeteroNeighborSampler(graphs, num_nodes, fanout, self.replace, self.weight, max_bytes, row_bytes)
+
+
+@dataclass(frozen=True)
+class HGTSampling(Sampling):
+    """What HGT's sampler samples: `fanout` is the number of nodes per iteration, by node type."""
+
+    induced: bool = True
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"num_samples": self.fanout}
+
+    def sampler(self, ds: Dataset, max_bytes: int | None, row_bytes: Mapping[str, int]) -> HGTSampler:
+        num_nodes = {name: ds.nodes(name).num_nodes for name in ds.node_types}
+        return HGTSampler(graphs_of(ds), num_nodes, self.fanout, max_bytes, row_bytes)
+
+
+def drawing(ds: Dataset, sampling: Sampling, max_bytes: int | None, row_bytes: Mapping[str, int], seed_type: str) -> Any:
+    """The `DrawSubgraph` of seeds of one type: a `HeteroSubgraph`, of a homogeneous graph a `Subgraph`.
+
+    max_bytes: of a batch; row_bytes: of a node's features and labels, by node type.
+    """
+    sampler = sampling.sampler(ds, max_bytes, row_bytes)
+
+    def draw(seeds: Seeds, key: int) -> tuple[Any, int]:
+        if isinstance(sampler, DisjointSampler):
+            found = sampler.sample({seed_type: seeds.node}, key, None if seeds.time is None else {seed_type: seeds.time})
+        else:
+            found = sampler.sample({seed_type: seeds.node}, key)
+        if sampling.induced:
+            found = induced(graphs_of(ds), found, sampler.max_bytes)
+        return found if ds.is_hetero else only_type(found), 0
+
+    return draw
+
+
+def graphs_of(ds: Dataset) -> dict[EdgeKey, Graph]:
+    """The topology of each edge type."""
+    return {key: ds.edges(key).graph for key in ds.edge_types}
+
+
+def times_of(ds: Dataset, time_attr: str, latest: bool) -> Times:
+    """The times that `time_attr` names: a node array of some types, or the edges' times ("time" or "edge_time").
+
+    Raises ConfigError for a name that is neither or both, InputError for times that are no numbers, one a node.
+    """
+    of_nodes: dict[str, AnyArray] = {}
+    for name in ds.node_types:
+        if time_attr in ds.nodes(name).names:
+            of_nodes[name] = time = np.asarray(whole(ds.nodes(name).stored(time_attr)))
+            if time.ndim != 1 or time.dtype.kind not in "iuf":
+                raise InputError(
+                    f"times must be one number a node, but {time_attr!r} of {name!r} nodes is {time.dtype}{list(time.shape)}"
+                )
+    columns = {key: graph.columns[_TIME] for key, graph in graphs_of(ds).items() if _TIME in graph.columns}
+    of_edges = columns if time_attr in (_TIME, "edge_time") else {}
+    if of_nodes and of_edges:
+        raise ConfigError(f"time_attr {time_attr!r} names times of nodes and of edges: use 'edge_time' for those of edges")
+    if not of_nodes and not of_edges:
+        arrays = sorted({each for name in ds.node_types for each in ds.nodes(name).names})
+        there = ", ".join(arrays + ["time (of edges)"] * bool(columns)) or "none"
+        raise ConfigError(f"time_attr {time_attr!r} is neither an array of nodes nor the time of edges: there are {there}")
+    return Times(of_edges, of_nodes, latest)
