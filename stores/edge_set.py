@@ -1,6 +1,7 @@
 """`EdgeSet`: the edges of one type of an open store: their topology, slot columns and features."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 from ooc.stores import manifest as names
 from ooc.stores.arrays.encoding import DecodedRows, Encoding, encoding_of
+from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, Rows
 from ooc.stores.arrays.whole import Look, loaded, whole
 from ooc.stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
@@ -15,7 +17,7 @@ from ooc.stores.bounds import ascending, within
 from ooc.stores.errors import InputError, StoreError
 from ooc.stores.graph import Graph, check_parts, index_dtype
 from ooc.stores.growth.place import Place
-from ooc.stores.manifest import EdgeKey, EdgeType, Manifest, graph_array, show_edge_type
+from ooc.stores.manifest import EdgeKey, EdgeType, Manifest, Task, graph_array, show_edge_type
 
 
 class EdgeSet:
@@ -42,6 +44,11 @@ class EdgeSet:
         owner = edge_type if self.reverse_of is None else place.manifest.edge_type(self.reverse_of)
         self._owner, self.names = owner.key, sorted(owner.arrays)
         """names of the edge features"""
+        self.task: Task | None = owner.task
+        """task of the edge labels, None without"""
+        self.num_classes, self.class_names = owner.num_classes, owner.class_names
+        """number and names of the classes, as of `NodeSet`"""
+        self._splits: Mapping[str, int] = owner.splits
         self._rows: dict[str, Rows] = {}
         self._encodings: dict[str, Encoding] = {}
         self._of = f" of edge type {show_edge_type(self.key)}" if place.manifest.is_hetero else ""
@@ -100,6 +107,49 @@ class EdgeSet:
             self._rows[key] = loaded(rows) if self._in_memory else rows
         return self._rows[key], self._encodings[key]
 
+    @cached_property
+    def labels(self) -> AnyArray | None:
+        """Labels by edge id, [edge ids] or [edge ids, C], of the dtypes of node labels: -1 or NaN if unlabeled.
+
+        A memory map; None without labels.
+        """
+        if self.task is None:
+            return None
+        path = names.edge_array("y", self._owner)
+        rows, look = open_zarr_rows(self._place.group(path), path, "mmap", self._verify_reads), None
+        if rows.dtype.kind == "i":
+            top = (self.num_classes or 1) - 1 if self.task == "multiclass" else 1
+            look = within(self._place.group(path) / path, -1, top)
+        return whole(rows, look)
+
+    @property
+    def splits(self) -> list[str]:
+        """Names of the splits of edges."""
+        return list(self._splits)
+
+    def members(self, name: str) -> Members:
+        """Return the slots of the edges in split `name`, for `graph` and `LinkNeighborLoader`.
+
+        Of a graph that was made undirected, an edge's slot from the smaller to the larger row alone, so that it counts once.
+
+        Raises:
+            InputError: If there is no such split.
+
+        >>> members = ds.edges().members("train")
+        >>> e_id = ds.graph.edge_ids(members[np.arange(len(members))])
+        """
+        if name not in self._splits:
+            raise InputError(
+                f"{self.path} has no split {name!r} of edges{self._of}: there are {', '.join(self.splits) or 'none'}"
+            )
+        own = names.edge_array(f"split_{name}", self._owner)
+        single = not (self._place.group(own) / own).exists()
+        path = names.edge_array("split", self._owner) if single else own
+        of_edges = whole(open_zarr_rows(self._place.group(path), path, "mmap", self._verify_reads))
+        wanted = names.SPLIT_CODES[name] if single else 1
+        by_slot: Any = _BySlot(self, of_edges == wanted)
+        return Members.of(by_slot)
+
     def close(self) -> None:
         """Release files; idempotent. The graph stays valid."""
         for each in self._rows.values():
@@ -107,6 +157,24 @@ class EdgeSet:
 
     def __repr__(self) -> str:
         return f"EdgeSet({self.key!r}: {self.num_edges:,} edges, {', '.join(self.names) or 'no features'})"
+
+
+class _BySlot:
+    """Which slots have an edge id that is marked, as an array that is made a part at a time; see `EdgeSet.members`."""
+
+    def __init__(self, edges: EdgeSet, marked: NDArray[np.bool_]) -> None:
+        self._graph, self._once, self._marked = edges.graph, edges.undirected, marked
+
+    def __len__(self) -> int:
+        return self._graph.num_edges
+
+    def __getitem__(self, part: slice) -> NDArray[np.bool_]:
+        slot = np.arange(*part.indices(len(self)))
+        found = self._marked[self._graph.edge_ids(slot)]
+        if not self._once:
+            return found
+        target = np.searchsorted(self._graph.indptr, slot, side="right") - 1
+        return np.asarray(found & (np.asarray(self._graph.indices[part]) <= target))
 
 
 class _GraphReader:

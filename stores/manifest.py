@@ -190,7 +190,13 @@ class EdgeType(_Part):
     target: str = NODE
     count: int = Field(ge=0)
     arrays: list[str] = []
-    """names of the edge arrays, one row per edge id"""
+    """names of the edge features, one row per edge id"""
+    task: Task | None = None
+    num_classes: int | None = None
+    class_names: list[str] | None = None
+    """of the edge labels, the edge array `y`"""
+    splits: dict[str, int] = {}
+    """number of edges per split, of the edge arrays `split` or `split_<name>`"""
     columns: list[str] = []
     has_self_loops: bool = False
     weighted: bool = False
@@ -378,12 +384,18 @@ class Manifest(_Part):
             ]
         return data
 
+    def with_edges(self, arrays: list[str], **labels: Any) -> Self:
+        """The manifest of a homogeneous store whose edges have these features; labels: further fields of the edge type."""
+        edge_type = self.edge_types[0].model_copy(update={**labels, "arrays": sorted(arrays)})
+        return self.model_copy(update={"edge_types": [edge_type]})
+
 
 _LATER = {"class_names": None, "partition": None, "order": "input", "time": None, "input": None, "graphs": None}
 _LATER_OF_NODES: list[tuple[str, Any]] = [("ranges", []), ("task", None), ("num_classes", None), ("class_names", None)]
 _LATER_OF_EDGES: list[tuple[str, Any]] = [
     *(("arrays", []), ("columns", []), ("has_self_loops", False), ("weighted", False), ("undirected", False)),
     *(("input", None), ("time", None), ("reverse_of", None)),
+    *(("task", None), ("num_classes", None), ("class_names", None), ("splits", {})),
 ]
 """fields added after format 1, and their values in stores that do not use them"""
 _OF_TYPES = {"columns", "has_self_loops", "weighted", "undirected", "task", "num_classes"}

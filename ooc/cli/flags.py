@@ -149,6 +149,8 @@ INGEST = [
     Flag("time", "COLUMN", "Column of edge times, numbers or timestamps; makes the graph temporal."),
     Flag("time_unit", "s|ms|us|ns", "Unit of numeric times. [s]"),
     Flag("edge_features", "NAME=WHAT", "Edge features: edge columns (msg=f*) or npy files; repeatable.", repeat=True),
+    Flag("edge_label", "COLUMN", "Label column of the edge table: classes or numbers, as --label of nodes."),
+    Flag("edge_split", "COLUMN", "Split column of the edge table (train, val, test), or boolean ones."),
     Flag("header", None, "Whether text tables start with a header line; by default detected."),
     Flag("id_type", "auto|int|str", "Type of the ids. [auto]"),
     Flag("undirected", None, "Add the reverse of every edge."),

@@ -20,6 +20,9 @@ from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.graph import Graph
 
+_SMALL = (torch.int8, torch.int16, torch.int32)
+"""types of classes in a store; torch's losses take int64"""
+
 
 @dataclass(frozen=True)
 class InputLinks:
@@ -80,6 +83,7 @@ class InputLinks:
         label = self.label
         if label is not None:
             label = label[torch.from_numpy(self.index(position))]
+            label = label.long() if label.dtype in _SMALL else label
         elif self.negatives is None or self.negatives.mode == "triplet":
             return None
         else:
@@ -152,6 +156,19 @@ def negatives_for(
     return LinkNegatives(mode, asked.amount, ds.num_nodes, (sums[0], sums[1]), edges, given)
 
 
+def _stored_labels(ds: Dataset, negatives: LinkNegatives | None) -> torch.Tensor:
+    """The store's labels of edges by edge id."""
+    edges = ds.edges()
+    if edges.labels is None:
+        raise ConfigError(f"{ds.path} holds no labels of edges: ingest it with `edge_label`, or give one for each link")
+    if negatives is not None:
+        raise ConfigError(
+            "edge_label='y' is of edges, and negatives are none: leave out neg_sampling, or give a label for each link"
+        )
+    label = torch.from_numpy(np.array(edges.labels))
+    return label.float() if edges.task == "multilabel" else label  # torch's losses of several labels take floats
+
+
 def _cumulative(weight: Any, name: str, ds: Dataset) -> AnyArray | None:
     if weight is None:
         return None
@@ -164,8 +181,9 @@ def _cumulative(weight: Any, name: str, ds: Dataset) -> AnyArray | None:
     return np.cumsum(array)
 
 
-def part_of(edges: EdgeLookup, part: Any, split: Any) -> Members | None:
-    """The slots of a part of the split, "train", "val" or "test"; None where `part` names none.
+def part_of(ds: Dataset, edges: EdgeLookup, part: Any, split: Any) -> Members | None:
+    """The slots of a part of the split, "train", "val" or "test", or of one of the store's own splits of edges; None where
+    `part` names none.
 
     Raises ConfigError for a part without a split, and another split than an `EdgeSplit`.
     """
@@ -173,8 +191,11 @@ def part_of(edges: EdgeLookup, part: Any, split: Any) -> Members | None:
         raise ConfigError(f"edge_split must be an ooc.EdgeSplit, not {type(split).__name__}")
     if not isinstance(part, str):
         return None
+    if split is None and part in (there := ds.edges().splits):
+        return ds.edges().members(part)
     if part not in PARTS or split is None:
-        raise ConfigError(f"edge_label_index={part!r}: give links [2, k], or {', '.join(PARTS)} with an edge_split")
+        own = f", or one of the store's splits of edges: {', '.join(there)}" if split is None and there else ""
+        raise ConfigError(f"edge_label_index={part!r}: give links [2, k], or {', '.join(PARTS)} with an edge_split{own}")
     return split.members(edges.pieces(), edges.num_edges)[part]
 
 
@@ -214,13 +235,16 @@ def _is_type(given: Any) -> bool:
     return given is None or isinstance(given, str) or (isinstance(given, tuple) and all(isinstance(n, str) for n in given))
 
 
-def labels_for(edge_label: Any, count: int, negatives: LinkNegatives | None) -> torch.Tensor | None:
-    """`edge_label` as the loader takes it, [count, ...]; with binary negatives classes from 0 on become 1 and more, as in PyG.
+def labels_for(ds: Dataset, edge_label: Any, count: int, negatives: LinkNegatives | None) -> torch.Tensor | None:
+    """`edge_label` as the loader takes it, [count, ...], "y" for the store's; with binary negatives classes from 0 on become 1
+    and more, as in PyG.
 
     Raises ConfigError for another length, and beside triplets.
     """
     if edge_label is None:
         return None
+    if isinstance(edge_label, str) and edge_label == "y":
+        return _stored_labels(ds, negatives)
     if isinstance(edge_label, Mapping | str):
         raise ConfigError(f"edge_label must be numbers, one a link, not {edge_label!r}")
     label = torch.as_tensor(edge_label).detach().cpu()

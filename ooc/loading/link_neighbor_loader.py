@@ -49,9 +49,10 @@ class LinkNeighborLoader(NeighborLoader):
         data: The data set, or the path of a store, which is opened without a memory limit.
         num_neighbors: In-edges drawn at a node, per hop; -1 takes all.
         edge_label_index: The links, int[2, k] (sources, destinations); None: all edges of the graph, whose `input_id` is their
-            edge id. They need not be edges of the graph. A part of `edge_split`, "train", "val" or "test": its edges.
-        edge_label: [k, ...], one a link; of all edges in order of edge id. With binary negatives, classes from 0 on become 1
-            and more, as in PyG.
+            edge id. They need not be edges of the graph. A part of `edge_split`, "train", "val" or "test": its edges; without
+            one, a split of edges that the store has (`ooc ingest --edge-split`).
+        edge_label: [k, ...], one a link; of all edges in order of edge id; "y" for those of the store (`ooc ingest
+            --edge-label`). With binary negatives, classes from 0 on become 1 and more, as in PyG.
         neg_sampling: None, "binary" (random pairs of nodes), "triplet" (random destinations of each source), or PyG's
             `NegativeSampling` or a dict with mode, amount (negatives a link), src_weight and dst_weight ([N], what nodes are
             drawn in proportion to).
@@ -124,10 +125,10 @@ class LinkNeighborLoader(NeighborLoader):
         x = data.stored("x") if features and data.num_features else None
         stay = edges_stay_on_disk(data, [x], weight_column_of(data.graph, weight_attr), budget)
         edges = EdgeLookup(data.graph, data.edge_rows("indices") if stay else None)
-        pair, slots = pairs_of(data, edge_label_index), part_of(edges, edge_label_index, edge_split)
+        pair, slots = pairs_of(data, edge_label_index), part_of(data, edges, edge_label_index, edge_split)
         count = data.num_edges if pair is None else pair.shape[1]
         drawn = negatives_for(data, edges, neg_sampling, neg_sampling_ratio, exact_negatives, pair)
-        label, number = labels_for(edge_label, count, drawn), input_ids_of(input_id, count, "links")
+        label, number = labels_for(data, edge_label, count, drawn), input_ids_of(input_id, count, "links")
         part = edge_label_index if slots is not None else None
         links = InputLinks(edges, data.graph, pair, slots, part, edge_split, label, number, drawn, not keep_supervision_edges)
         share = share_of(seed, rank, world_size, own_ids=links.is_array, in_order=not shuffle)

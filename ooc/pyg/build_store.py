@@ -30,6 +30,8 @@ def ingest(
     time: str | None = None,
     time_unit: Literal["s", "ms", "us", "ns"] = "s",
     edge_features: Mapping[str, FileOrArray] | Sequence[str] = (),
+    edge_label: str | Sequence[str] | None = None,
+    edge_split: str | None = None,
     header: bool | None = None,
     id_type: Literal["auto", "int", "str"] = "auto",
     undirected: bool = False,
@@ -87,6 +89,8 @@ def ingest(
         time: Column of the edge times, numbers or timestamps; makes the graph temporal.
         time_unit: Unit of numeric times.
         edge_features: Name -> column patterns of the edge table ("f*,g"), npy files, or an array [E] or [E, F].
+        edge_label: Column of the edge table with labels of the edges, or several, as `label` for nodes.
+        edge_split: Column of the edge table with the edges' splits, as `split` for nodes.
         header: Whether text tables start with a header line; None: detect.
         id_type: Type of the ids.
         undirected: Add the reverse of every edge.
@@ -178,7 +182,8 @@ def from_data(
 
     x, y, edge_index, edge_weight and the masks become features, labels, edges, weights and splits. Every other tensor or array
     with a row per node or per edge is stored under its name, read by `ds.rows(name)` and `ds.edge_features(name)`. What is left
-    out, and what is stored but in no batch, is said in a warning. Arrays are copied a block at a time.
+    out, and what is stored but in no batch, is said in a warning. Arrays are copied a block at a time. Labels of edges are
+    `edge_y` [E] or [E, T], and `edge_train_mask`, `edge_val_mask` and `edge_test_mask` [E] their splits.
 
     Of a `TemporalData`, src, dst and t become the events, in order of time; msg, y and every other tensor with a row per event
     are their columns, [k, 1] where the tensor has one dimension.

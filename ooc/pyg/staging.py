@@ -45,7 +45,7 @@ def _as_setting(name: str, value: Any, folder: Folder) -> Any:
         return None
     if name in ("features", "edge_features", "arg"):
         return _as_pairs(name, value, folder)
-    if name in ("label", "graph_label", "x_cols", "one_hot", "codes", "random_split"):
+    if name in ("label", "edge_label", "graph_label", "x_cols", "one_hot", "codes", "random_split"):
         return joined(value)
     if name in ("edges", "nodes", "graphs", "labels", "train", "val", "test"):
         return str(_as_file(name, value, folder))

@@ -148,6 +148,10 @@ class _Append:
 
     def _edges(self, columns: EdgeColumns, new: NewNodes) -> Appended:
         """Write the edges' records; returns how many were added and dropped."""
+        if self.manifest.edge_types[0].task is not None or self.manifest.edge_types[0].splits:
+            raise ConfigError(
+                f"the edges of {self.spec.out} have labels or splits, which append cannot add to: ingest it again"
+            )
         features = self._edge_features(columns)
         held = self.manifest.time
         kinds = {"weight": np.dtype(np.float32)} if columns.weight is not None else {}

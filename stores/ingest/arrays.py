@@ -22,6 +22,10 @@ KEYS = {
     "test": ("test_mask", "test_masks", "test_idx"),
     "num_nodes": ("num_nodes", "num_nodes_list"),
     "weight": ("edge_weight",),
+    "edge_y": ("edge_y",),
+    "edge_train": ("edge_train_mask",),
+    "edge_val": ("edge_val_mask",),
+    "edge_test": ("edge_test_mask",),
 }
 """names of the arrays in npz files (PyG's, OGB's, and those of the heterophilous-graphs collection)"""
 EDGE_FEATURES = {"edge_feat": "edge_attr", "edge_features": "edge_attr"}

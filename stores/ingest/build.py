@@ -22,6 +22,8 @@ from ooc.stores.ingest.arrays import Arrays, blocks_of
 from ooc.stores.ingest.datasets import Inputs, gather, input_files
 from ooc.stores.ingest.duck import Duck, Progress, silent
 from ooc.stores.ingest.edge_features import EdgeFeatures
+from ooc.stores.ingest.edge_labels import NONE as NO_LABELS
+from ooc.stores.ingest.edge_labels import EdgeLabels
 from ooc.stores.ingest.events import Events
 from ooc.stores.ingest.graphs import GraphSteps
 from ooc.stores.ingest.ids import EdgeColumns, EdgeScan
@@ -128,6 +130,7 @@ class _Build:
             self.graphs = GraphSteps(*settings)
         self.arrays = NodeInputs(self.spec, self.inputs, self.duck)
         self.edge_features = EdgeFeatures(self.spec, self.steps, self.duck, self.progress, self.columns, self.inputs)
+        self.edge_labels = EdgeLabels(self.spec, self.steps, self.duck, self.columns, self.inputs)
         space = self._id_space()
         self.num_nodes = int(space["num_nodes"])
         self._check_counts()
@@ -151,8 +154,9 @@ class _Build:
         found = of_nodes.labels()
         features = of_nodes.features(split, None if self.graphs is None else self.graphs.training())
         births = of_nodes.births(self.columns.time)
-        of_edges = self.edge_features.write(lambda: Appender if self.events is None else self.events.sink())
-        manifest = self._manifest(space, graph, split, found, [*features, *births], [*of_edges], partition)
+        of_edges, edge_labels = self.edge_features.write(self._edge_sink), self.edge_labels.write(self._edge_sink)
+        manifest = self._manifest(space, graph, split, found, [*features, *births], partition)
+        manifest = manifest.with_edges([*of_edges], **{name: edge_labels[name] for name in NO_LABELS})
         manifest = manifest.model_copy(update={"graphs": graphs})
         finish_store(self.store, self.spec.out, manifest)
         dropped = {name: int(graph[name]) for name in ("missing", "self_loops", "duplicates") if graph[name]}
@@ -165,12 +169,16 @@ class _Build:
             "non_finite": wild,
             "partition": partition,
             "num_graphs": None if graphs is None else graphs.count,
-            "notes": (*self._notes(split), *self._unused([*features], [*of_edges])),
+            "notes": (*self._notes(split), *edge_labels.get("notes", ()), *self._unused([*features], [*of_edges])),
         }
 
     def _notes(self, split: dict[str, Any]) -> list[str]:
         of_graphs = [] if self.graphs is None else self.graphs.splits()["notes"]
         return [*self.steps.notes, *self.inputs.notes, *split["notes"], *of_graphs]
+
+    def _edge_sink(self) -> MakeSink:
+        """What makes the sinks of arrays with one row per input edge."""
+        return Appender if self.events is None else self.events.sink()
 
     def _unused(self, of_nodes: list[str], of_edges: list[str]) -> list[str]:
         """Say which arrays are stored and reach no batch by themselves, a line for nodes and one for edges.
@@ -285,6 +293,7 @@ class _Build:
         if self.spec.task != "auto" and self.arrays.labels() is None:
             raise ConfigError(f"`task={self.spec.task!r}` says what the labels are, and there are none: leave it out")
         self.edge_features.check()
+        self.edge_labels.check()
 
     def _check_num_nodes(self) -> None:
         asked, free = self.spec.num_nodes, shutil.disk_usage(self.steps.root).free
@@ -397,7 +406,6 @@ class _Build:
         split: dict[str, Any],
         found: dict[str, Any],
         features: list[str],
-        of_edges: list[str],
         partition: Partition | None,
     ) -> Manifest:
         weighted = self.columns.weight is not None
@@ -419,7 +427,6 @@ class _Build:
             order=self.spec.order,
             time=None if self.events is None else self.events.described(),
             input=self._left_out(space),
-            edge_arrays=of_edges,
             created_by=_creator(),
         )
 

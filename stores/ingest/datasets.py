@@ -23,6 +23,7 @@ from ooc.stores.ingest.sources import (
     unpack_npz,
 )
 from ooc.stores.ingest.spec import OF_EVENTS, IngestSpec
+from ooc.stores.manifest import SPLIT_CODES
 
 _TABLES = ("edges", "nodes", "label_table", "graph_table")
 OF_GRAPHS = "graphs."
@@ -53,6 +54,10 @@ class Inputs:
     """of many graphs: ptr, y, train, val, test and others by graph -> npy file"""
     graph_table: Table | None = None
     """a row per graph"""
+    edge_labels: str | None = None
+    """npy of them, by edge"""
+    edge_splits: dict[str, str] = field(default_factory=dict)
+    """train, val, test -> npy of edge positions or a mask"""
     notes: list[str] = field(default_factory=list)
     """what is left out"""
     shown: dict[str, str] = field(default_factory=dict)
@@ -229,6 +234,8 @@ def _with_arrays(inputs: Inputs, paths: dict[str, str], shown: str) -> Inputs:
     inputs.labels = parts["y"]
     inputs.splits = {split: path for split in ("train", "val", "test") if (path := parts[split]) is not None}
     count = inputs.num_nodes or next((len(opened[part]) for part in ("x", "y") if part in opened and opened[part].ndim), None)
+    inputs.edge_labels = parts["edge_y"]
+    inputs.edge_splits = {split: path for split in SPLIT_CODES if (path := parts[f"edge_{split}"]) is not None}
     extras = extras_of(paths, shown, count, inputs.edges.rows)
     inputs.extra = list(extras.nodes)
     inputs.features |= {name: [path] for name, path in extras.nodes.items()}

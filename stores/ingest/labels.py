@@ -46,7 +46,9 @@ class Labels:
     """of the classes, if the labels were words; of the columns, if there are several of a table"""
 
 
-def label_columns(table: Table, wanted: str, taken: set[str], class_names: list[str] | None = None) -> list[str]:
+def label_columns(
+    table: Table, wanted: str, taken: set[str], class_names: list[str] | None = None, argument: str = "label"
+) -> list[str]:
     """Columns of a table that `wanted` names: one, or the patterns of several (comma-separated), each a label of its own.
 
     Several come in the order given, or in that of `class_names`, the labels of a store that is appended to. Raises InputError
@@ -54,7 +56,7 @@ def label_columns(table: Table, wanted: str, taken: set[str], class_names: list[
     """
     if wanted in table.columns or not re.search(r"[,*?\[]", wanted):
         return [table.column(wanted, "labels")]
-    found = match_columns(table, wanted, taken, "`label`")
+    found = match_columns(table, wanted, taken, f"`{argument}`")
     if len(found) > 1 and class_names is not None and len(found) == len(class_names):
         if set(found) != set(class_names):
             given, there = ", ".join(found), ", ".join(class_names)

@@ -37,8 +37,12 @@ class IngestSpec(BaseModel):
     time_unit: TimeUnit = "s"
     """unit of numeric times; timestamps are stored in microseconds"""
     edge_features: list[str] = []
-    """NAME=PATTERNS of the edge table's columns, comma-separated (msg=f*), or NAME=GLOB of npy files in edge order; in batches
-    of events and windows, otherwise only stored"""
+    """NAME=PATTERNS of the edge table's columns, comma-separated (msg=f*), or NAME=GLOB of npy files in edge order; edge_attr
+    is in all batches, others on request"""
+    edge_label: str | None = None
+    """column of the edge table with labels of the edges: classes or numbers, as `label` for nodes"""
+    edge_split: str | None = None
+    """column of the edge table with the edges' splits, or boolean columns, as `split` for nodes"""
     header: bool | None = None
     """whether text tables start with a header line; None: detect"""
     id_type: Literal["auto", "int", "str"] = "auto"
@@ -133,6 +137,8 @@ class IngestSpec(BaseModel):
                 "header",
                 "time",
                 "edge_features",
+                "edge_label",
+                "edge_split",
             )
             self._refuse(given[0], own)
             for name, default in (("src", "src"), ("dst", "dst"), ("id_type", "auto")):
@@ -225,7 +231,9 @@ class IngestSpec(BaseModel):
     def edge_feature_patterns(self) -> dict[str, str]:
         """Name -> column patterns or npy glob of each of `edge_features`."""
         form = "NAME=COLUMNS or NAME=FILE.npy, as in msg=f*"
-        return self._named("edge_features", self.edge_features, form, OF_EVENTS)
+        labelled = (("y", self.edge_label), ("split", self.edge_split))
+        own = (name for name, column in labelled if column is not None)
+        return self._named("edge_features", self.edge_features, form, (*OF_EVENTS, *own))
 
     def _named(self, argument: str, given: list[str], form: str, taken: tuple[str, ...]) -> dict[str, str]:
         """Values of an argument NAME=WHAT, which may be given several times, by name."""

@@ -187,7 +187,7 @@ def write_splits(
         what: What there are N of.
 
     Returns:
-        {sizes: {split: nodes}, arrays: [names], notes: [a line per empty split, and per overlapping pair, because scores would
+        {sizes: {split: number}, arrays: [names], notes: [a line per empty split, and per overlapping pair, because scores would
         be misleading]}.
     """
     counts = np.zeros(1 << len(BITS), np.int64)  # nodes of each combination of splits

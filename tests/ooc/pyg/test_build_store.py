@@ -122,8 +122,7 @@ def test_all_tensors_are_stored_and_what_is_not_is_said(tmp_path: Path) -> None:
 
 
 def test_edge_features_without_times_are_not_appended_to(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="stored, but not in batches"):
-        ooc.from_data(data(edge_attr=torch.rand(E, 2)), tmp_path / "s.ooc").close()
+    ooc.from_data(data(edge_attr=torch.rand(E, 2)), tmp_path / "s.ooc").close()
     with pytest.raises(ConfigError, match=r"it has edge features \(edge_attr\) and no times; ingest everything anew"):
         append(AppendSpec(out=tmp_path / "s.ooc", edges="e.csv"))
 
