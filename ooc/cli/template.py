@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ooc.cli.flags import Flag
@@ -13,6 +14,7 @@ from ooc.config.topics import by_topic
 _EXAMPLES: Mapping[str, Any] = {"window": "7d"}
 """values of settings that have no default"""
 _EMPTY: Any = (None, [], {})
+_NONE: Mapping[str, Any] = MappingProxyType({})
 _TABLES = {"NAME=VALUE": '{ NAME = "VALUE" }', "JSON": "{ NAME = VALUE }"}
 """kinds of values that are tables in TOML"""
 _COMMENT = 32
@@ -20,7 +22,7 @@ _COMMENT = 32
 _MORE = "# Further settings, with their defaults or the kind of their value: remove the # in front of those to set."
 
 
-def template(store: Path, mode: str, flags: Mapping[str, Flag], about: str, task: str | None = None) -> str:
+def template(store: Path, mode: str, flags: Mapping[str, Flag], about: str, given: Mapping[str, Any] = _NONE) -> str:
     """Return a TOML file of the settings of `mode`, with which `ooc train --config` does what it does without.
 
     Args:
@@ -28,15 +30,14 @@ def template(store: Path, mode: str, flags: Mapping[str, Flag], about: str, task
         mode: The mode, by its name in `ooc.config.modes.classes`.
         flags: The flags of training, by name.
         about: What to say of the store, in one line.
-        task: What is predicted; None: the mode's first task.
+        given: Settings other than the defaults, such as the task.
 
     Returns:
         The text: the settings that matter most, then the others, commented out.
     """
     model = classes()[mode]
-    given: dict[str, Any] = {name: value for name, value in _EXAMPLES.items() if name in model.model_fields}
-    given |= {} if task is None else {"task": task}
-    settings = model(store=store, out=Path("run"), mode=mode.rpartition(" ")[2], **given)
+    examples = {name: value for name, value in _EXAMPLES.items() if name in model.model_fields}
+    settings = model(store=store, out=Path("run"), mode=mode.rpartition(" ")[2], **examples, **given)
     sections = by_topic([name for name, flag in flags.items() if mode in flag.modes], topics.TRAIN)
     common = topics.common(topics.TRAIN)
     lines = ["# Settings of `ooc train --config FILE`; options on the command line override them.", f"# {about}", ""]
@@ -53,7 +54,7 @@ def _line(flag: Flag, settings: Any, active: bool) -> str:
     """A setting with its value and its description; commented out if it has no default, or one that follows from others."""
     value = type(settings).model_fields[flag.name].get_default(call_default_factory=True)
     is_set = value not in _EMPTY
-    if flag.name in ("mode", "task", "fanout", *_EXAMPLES):
+    if flag.name in ("mode", "task", "model", "fanout", *_EXAMPLES):
         is_set, value = True, getattr(settings, flag.name)
     elif flag.name == "layers":  # where there is a fan-out, it says how many
         is_set = not applies("fanout", settings.mode)

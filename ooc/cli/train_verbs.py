@@ -12,7 +12,7 @@ from ooc.cli.help import Verb, verb
 from ooc.cli.interrupted import RUN_AGAIN, after_ctrl_c
 from ooc.cli.messages import name_flags
 from ooc.config import topics
-from ooc.config.modes import choice_of, classes, name_of, settings_of, suggested
+from ooc.config.modes import applies, choice_of, classes, name_of, settings_of, suggested
 
 if TYPE_CHECKING:
     from ooc.training.infer import WrittenRows
@@ -90,13 +90,16 @@ def init(
     from ooc.stores.manifest import arrays_of, read_manifest
 
     manifest = read_manifest(arrays_of(store))
-    suits = suggested(manifest.task is not None, manifest.time is not None) if task is None else None
+    typed = manifest.is_hetero
+    labelled = {each.name: each for each in manifest.node_types if (each.task if typed else manifest.task) is not None}
+    suits = suggested(bool(labelled), manifest.time is not None) if task is None else None
     chosen = choice_of({"mode": mode or suits, "task": task})
-    splits = ", ".join(manifest.node_type().splits) or "none"
-    about = (
-        f"{store}: {manifest.num_nodes:,} nodes, {manifest.num_edges:,} edges; task {manifest.task or 'none'}; splits {splits}"
-    )
-    print(template(store, name_of(*chosen), {flag.name: flag for flag in TRAIN}, about, chosen[0]), end="")
+    kinds = ", ".join(f"{name}: {each.task}" for name, each in labelled.items()) if typed else manifest.task
+    split_types = labelled.values() if typed else manifest.node_types
+    splits = ", ".join(dict.fromkeys(split for each in split_types for split in each.splits)) or "none"
+    about = f"{store}: {manifest.num_nodes:,} nodes, {manifest.num_edges:,} edges; task {kinds or 'none'}; splits {splits}"
+    given = {"task": chosen[0], **({"model": "rsage"} if typed and applies("node_type", name_of(*chosen)) else {})}
+    print(template(store, name_of(*chosen), {flag.name: flag for flag in TRAIN}, about, given), end="")
 
 
 @app.command(

@@ -144,7 +144,7 @@ class RunConfig(BaseModel):
     max_steps: Positive | None = Field(default=None, description="Stop after this many batches in total.")
     optimizer: Literal["adam", "adamw", "sgd"] = Field(default="adam", description="adam, adamw or sgd.")
     lr: float = Field(default=0.01, gt=0, description="Learning rate.")
-    weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of all parameters.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of all parameters but embedding tables.")
     grad_clip: float | None = Field(default=None, gt=0, description="Clip the gradient to this norm.")
     eval_every: Positive = Field(default=1, description="Epochs between evaluations on validation.")
     monitor: str | None = Field(

@@ -24,13 +24,14 @@ OWN = {
     "history": (*_PARTS, "history", "history_dtype", "history_lag", "refresh", "drift_tolerance"),
 }
 """settings that apply to that mode only, or to several of these"""
-_BUILT_IN = ("sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp", "sgc")
+_BUILT_IN = ("sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp", "sgc", "rsage", "rgcn", "hgt")
 OF_MODEL = {
-    "heads": ("gat",),
+    "heads": ("gat", "hgt"),
     "output_heads": ("gat",),
     "alpha": ("gcnii", "appnp"),
     "theta": ("gcnii",),
     "rescale": ("gcn", "gin", "gine", "gcnii", "appnp", "sgc"),
+    "num_bases": ("rgcn",),
     "input_dropout": _BUILT_IN,
 }
 """settings that apply to these models only; a user-defined class may accept `heads` as well"""
@@ -40,10 +41,14 @@ class ModelConfig(LabelConfig):
     """Settings of the models of nodes, which runs on nodes and on whole graphs share."""
 
     model: str = Field(
-        default="sage", description="sage, gcn, gat, gin, gine, gcnii, appnp, sgc, or package.module:Class for your own."
+        default="sage",
+        description="sage, gcn, gat, gin, gine, gcnii, appnp, sgc; of heterogeneous graphs rsage, rgcn, hgt; or "
+        "package.module:Class for your own.",
     )
     layers: Depth = Field(default=_DEFAULT_LAYERS, description="Layers; by default as many as the fan-out has numbers.")
-    heads: Positive = Field(default=8, description="Attention heads of the hidden layers (gat); --hidden is their total width.")
+    heads: Positive = Field(
+        default=8, description="Attention heads of the hidden layers (gat, hgt); --hidden is their total width."
+    )
     output_heads: Positive = Field(default=1, description="Attention heads of the last layer (gat), averaged.")
     alpha: float = Field(default=0.1, gt=0, lt=1, description="Weight of the initial rows in every layer (gcnii, appnp).")
     theta: float = Field(default=0.5, gt=0, description="Strength of a layer's weights, which decays with depth (gcnii).")
@@ -67,6 +72,12 @@ class NodeConfig(ModelConfig):
     """Common settings of runs on the labels of nodes."""
 
     task: Literal["node"] = Field(default="node", description="What is predicted: node (labels of nodes).")
+    node_type: str | None = Field(
+        default=None, description="Node type whose labels are learned (heterogeneous); by default the one with labels."
+    )
+    num_bases: Positive | None = Field(
+        default=None, description="Bases of the edge types' matrices (rgcn); by default 30, if there are more edge types."
+    )
     plan: bool = Field(default=True, description="Predict the run before it starts, from a profile of a few seconds.")
 
 

@@ -15,10 +15,10 @@ TRAIN: Topics = {
     "Histories (--mode history)": ("", "history history_dtype history_lag refresh drift_tolerance"),
     "Model": (
         "model hidden layers dropout",
-        "pooling virtual_node norm model_args conv heads output_heads residual input_dropout alpha theta rescale update "
-        "identity both_ways memory_dim time_dim past raw",
+        "pooling virtual_node norm model_args conv heads output_heads num_bases residual input_dropout alpha theta rescale "
+        "update identity both_ways memory_dim time_dim past raw",
     ),
-    "Task": ("task loss", "huber_delta label_smoothing class_weights"),
+    "Task": ("task loss", "node_type huber_delta label_smoothing class_weights"),
     "Events (--mode events, snapshots)": ("", "labels columns val test negatives ratio destinations live"),
     "Optimization": (
         "epochs lr weight_decay max_steps",

@@ -341,6 +341,11 @@ class EmbeddingTables:
     def state(self) -> dict[str, Any]:
         return {name: table.state() for name, table in self.tables.items()}
 
+    def spent(self) -> dict[str, int]:
+        """What was read and written; none without tables. See `History.spent`."""
+        each = [table.history.spent() for table in self.tables.values()]
+        return {name: sum(spent[name] for spent in each) for name in (each[0] if each else ())}
+
     def commit(self, best_epoch: int | None) -> None:
         """The checkpoint is saved; `best_epoch` is the one whose rows it refers to."""
         for table in self.tables.values():

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from torch_geometric.nn.module_dict import ModuleDict
 from torch_geometric.utils import index_sort
 from torch_geometric.utils.sparse import index2ptr
@@ -264,6 +265,34 @@ def full_hetero_blocks(
         sizes = num_nodes[key[0]], size
         blocks[key] = Block(torch.stack([source[order], target]), indptr, *sizes, indptr.diff(), None, None, None)
     return [HeteroBlock(blocks, dict(num_nodes))] * num_layers
+
+
+def initialized(model: nn.Module, widths: Mapping[str, int], metadata: Metadata) -> nn.Module:
+    """Return the module after a forward on a node and an edge of each type, which gives lazy parameters (-1) their shapes.
+
+    Args:
+        model: A module with a forward(x_dict, edge_index_dict); others, and without lazy parameters, are returned unchanged.
+        widths: Node type -> columns of its rows.
+        metadata: Node types and edge types.
+
+    Raises:
+        ConfigError: If the forward fails.
+    """
+    if not any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+        return model
+    node_types, edge_types = metadata
+    modes = [module for module in model.modules() if module.training]
+    try:
+        with torch.no_grad():
+            model.eval()(
+                {name: torch.zeros(1, widths[name]) for name in node_types},
+                {key: torch.zeros(2, 1, dtype=torch.long) for key in edge_types},
+            )
+    except Exception as error:  # a user's code may raise anything
+        raise ConfigError(f"{type(model).__name__} fails on a small graph: {type(error).__name__}: {error}") from error
+    for module in modes:
+        module.training = True
+    return model
 
 
 def seed_type(batch: Any) -> str:

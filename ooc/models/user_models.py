@@ -206,6 +206,12 @@ def edge_dim_of(dataset: Dataset) -> int | None:
     return math.prod(dataset.edge_features(EDGE_ATTR).shape[1:])
 
 
+def takes_types(cls: type[nn.Module]) -> bool:
+    """Whether a class is for heterogeneous graphs as it is: all but one with PyG's forward(x, edge_index)."""
+    names = list(inspect.signature(cls.forward).parameters)
+    return names[2:3] != ["edge_index"]
+
+
 def forward_batch(model: nn.Module, batch: Any, checkpoint: bool = False) -> Tensor:
     """Return the model's rows for the seeds of a loader's batch (PyG Data or HeteroData), [batch_size, out_channels].
 

@@ -1,6 +1,6 @@
 """The modes "sampled", "cluster" and "saint": batches of sampled neighborhoods, of parts, and random subgraphs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
@@ -14,6 +14,8 @@ from torch import Tensor
 from ooc.config.base import RunConfig
 from ooc.config.nodes import TrainConfig
 from ooc.graph.blocks import Subgraph
+from ooc.history.embedding_tables import FOLDER as TABLES
+from ooc.history.embedding_tables import EmbeddingTables
 from ooc.history.history import Growth
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.pass_plan import ram_bytes
@@ -37,10 +39,12 @@ from ooc.runtime.clock import write_trace
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import keep_large_blocks
 from ooc.runtime.memory_plan import plan_memory
+from ooc.runtime.pipeline import Stage
 from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
 from ooc.stores.process import resident_bytes
 from ooc.training import checkpoint, summary
-from ooc.training.build import make_optimizer, model_bytes
+from ooc.training.build import make_optimizer, model_bytes, table_shapes
 from ooc.training.mode import RunContext, RunState, Scores
 from ooc.training.node_mode import EXACT_FOLDER, NodeMode, make_loss
 
@@ -67,17 +71,33 @@ class BatchMode(NodeMode):
 
     def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
         super().__init__(config, dataset)
+        self.tables, self.table_shapes = EmbeddingTables(), table_shapes(config, dataset)
+        self._check_types()
         if config.compile:
             compile_model(self.model, self.device)
         kept = self.node_bytes * dataset.num_nodes
         self.budget = plan_memory(dataset, model_bytes(config, self.model) + kept, self._columns())
+        if self.table_shapes:
+            self.budget = self.budget.beside_history()
         self.loader = self._make_loader()
         self.by_layers = has_layers(self.model)
         self.evaluators = {} if self.scores_by_layers else self._make_evaluators()
         self._share_block_policy()
-        self.loss_of = make_loss(config, dataset, self.task, self.device)
+        self.loss_of = make_loss(config, self.nodes, self.task, self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.accumulate = config.accumulate
+
+    def _check_types(self) -> None:
+        """Raise ConfigError for settings that do not apply to the types of nodes that the store has."""
+        if self.dataset.is_hetero and self.config.evaluate == "layerwise":
+            raise ConfigError(
+                "evaluate = 'layerwise' does not apply to heterogeneous graphs: use 'sampled', with `eval_fanout` -1 for all"
+            )
+        if self.dataset.is_hetero and self.config.compile:
+            raise ConfigError("compile = true does not apply to heterogeneous graphs: leave it out")
+        if self.table_shapes and self.config.precision == "fp16":
+            names = ", ".join(self.table_shapes)
+            raise ConfigError(f"the embedding tables of {names} are not trained in fp16: use `precision` fp32 or bf16")
 
     @property
     def scores_by_layers(self) -> bool:
@@ -96,7 +116,7 @@ class BatchMode(NodeMode):
 
     def notes(self) -> list[str]:
         """See `Mode`; what cannot be done with a model that has its own forward is said before it is trained."""
-        if self.by_layers:
+        if self.by_layers or self.dataset.is_hetero:
             return super().notes()
         name = self.config.model if ":" not in self.config.model else type(self.model).__name__
         why = f"{name} {own_way(self.model)}"
@@ -111,8 +131,10 @@ class BatchMode(NodeMode):
         if keeps is not None:
             keep_large_blocks(keeps)  # a profile of the run has no epoch that begins
 
-    def _columns(self) -> set[str]:
-        """The graph's columns that batches look up: the weights, and what edges are drawn by."""
+    def _columns(self) -> set[str] | None:
+        """The graph's columns that batches look up: the weights, and what edges are drawn by; None for those of all graphs."""
+        if self.dataset.is_hetero:
+            return None
         drawn_by = weight_column_of(self.dataset.graph, self.config.weight_attr)
         return {name for name in ("weight", drawn_by) if name is not None and name in self.dataset.graph.columns}
 
@@ -121,21 +143,29 @@ class BatchMode(NodeMode):
 
     def _make_evaluators(self) -> dict[str, NeighborLoader]:
         """A loader for each split to score that the store has."""
-        config, dataset = self.config, self.dataset
+        config = self.config
         fanout = [-1] * self.hops if config.evaluate == "layerwise" else config.eval_fanout
         return {
             split: NeighborLoader(
-                dataset,
+                self.dataset,
                 fanout,
-                input_nodes=split,
+                input_nodes=self._input(split),
                 batch_size=config.eval_batch_size or config.batch_size,
                 seed=key(config.seed, Purpose.EVALUATE) >> 1,
                 split_seeds=True,
                 **self._sampling(),
             )
             for split in dict.fromkeys([config.val_split, *config.eval_splits])
-            if split in dataset.splits and len(dataset.members(split))
+            if split in self.nodes.splits and len(self.nodes.members(split))
         }
+
+    def _input(self, split: str) -> str | tuple[str, str]:
+        """A split as input nodes of a loader."""
+        return (self.nodes.name, split) if self.dataset.is_hetero else split
+
+    def _seeds(self, batch: Any) -> Any:
+        """What of a batch has the labels and the number of its seeds."""
+        return batch[self.nodes.name] if self.dataset.is_hetero else batch
 
     def _sampling(self) -> dict[str, Any]:
         config = self.config
@@ -190,10 +220,27 @@ class BatchMode(NodeMode):
             beside = self.pending_bytes
             exact = ExactScores(self.model, self.dataset, folder, self.engine, beside, self.budget, task=self.task)
             self.exact = self.opened.enter_context(closing(exact))
+        if self.table_shapes:
+            self._open_tables(saved["tables"] if saved else None, growth is not None)
+
+    def _open_tables(self, state: dict[str, Any] | None, grown: bool) -> None:
+        """Open the embedding tables, whose rows loaders read ahead."""
+        config, more = self.config, {"state": state, "grown": grown, "engine": self.engine}
+        settings: dict[str, Any] = {
+            "seed": config.seed,
+            "optimizer": config.optimizer,
+            "max_bytes": self.budget.history,
+            **more,
+        }
+        tables = EmbeddingTables.open(config.out / TABLES, self.table_shapes, **settings)
+        self.tables = self.opened.enter_context(closing(tables))
+        self.loader.then = Stage("tables", tables.ahead)
+        for loader in self.evaluators.values():
+            loader.then = Stage("tables", tables.look_up)
 
     def prepare(self) -> None:
-        """The plan of a run that has not begun."""
-        if self.config.plan and not self.run.state.total_steps:
+        """The plan of a run that has not begun; there is none of heterogeneous graphs."""
+        if self.config.plan and not self.dataset.is_hetero and not self.run.state.total_steps:
             made = self.predict(TRAIN_SECONDS, variants=False)
             checkpoint.write_json(self.config.out / checkpoint.PLAN, made.asdict())
             self.run.watchers.note(f"plan: {made}")
@@ -207,16 +254,28 @@ class BatchMode(NodeMode):
     def _begin_batches(self) -> None:
         if self.exact is not None:
             self.exact.make_room()
+        self.tables.end_pass()
 
     def forward(self, batch: Any) -> Tensor:
         """The model's rows for the batch's seeds."""
+        self.tables.pull(batch)
         return forward_batch(self.model, batch, checkpoint=self.config.activation_checkpointing)
 
     def loss(self, batch: Any) -> Tensor:
         """The mean over the batch's labelled seeds; of GraphSAINT's the sum, each node's times its coefficient."""
         with autocast(self.device, self.config.precision):
             logits = self.forward(batch)
-        return self.loss_of(logits, batch.y[: batch.batch_size], getattr(batch, "node_norm", None))
+        seeds = self._seeds(batch)
+        return self.loss_of(logits, seeds.y[: seeds.batch_size], getattr(seeds, "node_norm", None))
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """See `Mode`; with that of the embedding tables."""
+        self.tables.gather()
+        super().update(optimizer)
+        self.tables.update(self.config.lr)
+
+    def trained(self) -> Iterable[Tensor]:
+        return [*super().trained(), *self.tables.gathered]
 
     def score(self, split: str, epoch: int) -> Scores | None:
         if self.exact is not None:
@@ -230,12 +289,26 @@ class BatchMode(NodeMode):
             for batch in loader:
                 batch = batch.to(self.device, non_blocking=True)
                 with autocast(self.device, self.config.precision):
+                    self.tables.pull(batch)
                     logits = forward_batch(self.model, batch)
-                scores.update(logits, batch.y[: batch.batch_size])
+                seeds = self._seeds(batch)
+                scores.update(logits, seeds.y[: seeds.batch_size])
         return scores.compute()
 
     def state(self, cursor: RunState) -> dict[str, Any]:
-        return {"scaler": self.scaler.state_dict(), "halo": None, "refresh": None}
+        return {"scaler": self.scaler.state_dict(), "halo": None, "refresh": None, "tables": self.tables.state()}
+
+    def commit(self) -> None:
+        self.tables.commit(self.run.state.best_epoch)
+
+    def keep_best(self) -> None:
+        self.tables.keep_best(self.run.state.epoch)
+
+    def final_scores(self) -> dict[str, Scores]:
+        """See `NodeMode`; with the embedding tables of the best model."""
+        if (best := self.run.state.best_epoch) is not None:
+            self.tables.use_best(best)
+        return super().final_scores()
 
     def counts(self) -> dict[str, Any]:
         return {
@@ -244,6 +317,7 @@ class BatchMode(NodeMode):
             "rows_read": self.loader.rows_read,
             "rows_asked": self.loader.rows_asked,
             "stages": self.loader.times(),
+            **self.tables.spent(),
         }
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
@@ -261,6 +335,7 @@ class BatchMode(NodeMode):
         return config.model_copy(update={"history": "zero", "saint_coverage": LEAST_COVERAGE})
 
     def predict(self, seconds: float, variants: bool) -> Plan:
+        check_planned(self.dataset)
         config, each = self.config, self.steps_per_epoch
         steps = min(config.max_steps or 1 << 62, config.epochs * each)
         epochs = -(-steps // max(1, each))
@@ -271,7 +346,7 @@ class BatchMode(NodeMode):
             scored[split] = 1
         scored[config.val_split] = scored.get(config.val_split, 0) + -(-epochs // config.eval_every)
         made = plan(found, self.batch_budget, RunFacts(each, steps, self.row_bytes, scored, self.upkeep(steps, found.asked)))
-        return replace(made, reading=self.dataset.reading("x"))
+        return replace(made, reading=self.reading)
 
     def _trial(self, steps: int, epochs: int) -> RunTrial:
         """The mode's loaders with a model of their own."""
@@ -345,12 +420,15 @@ class SampledMode(BatchMode):
     """Sampled neighborhoods; see `Mode`."""
 
     prefers_exact = False
+    typed = True
     traits = ModeTraits(0, "sampled neighborhoods", "none")
 
     def _make_loader(self) -> BatchLoader:
         config = self.config
         shuffled: dict[str, Any] = {"batch_size": config.batch_size, "shuffle": True, "seed": config.seed}
-        return NeighborLoader(self.dataset, config.fanout, input_nodes=config.train_split, **shuffled, **self._sampling())
+        return NeighborLoader(
+            self.dataset, config.fanout, input_nodes=self._input(config.train_split), **shuffled, **self._sampling()
+        )
 
     @property
     def seeds_per_step(self) -> int:
@@ -439,3 +517,12 @@ class SaintMode(BatchMode):
     def weighed(self) -> bool:
         """Attention takes no coefficients."""
         return not (self.config.model == "gat" or ":" in self.config.model)
+
+
+def check_planned(dataset: Dataset) -> None:
+    """Raise ConfigError for a heterogeneous store, of whose runs there is no plan."""
+    if dataset.is_hetero:
+        raise ConfigError(
+            f"there is no plan of {dataset.path}, which is heterogeneous: train with `max_steps=200`, and summary.json has the "
+            "cost of a batch"
+        )

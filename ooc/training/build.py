@@ -2,17 +2,20 @@
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.nn import to_hetero
 
 from ooc.config.base import RunConfig, changed
-from ooc.config.nodes import ModelConfig
+from ooc.config.nodes import ModelConfig, NodeConfig
 from ooc.models.builders import build_model
 from ooc.models.graph_models import build_graph_model
-from ooc.models.user_models import kind_of, load_model
+from ooc.models.hetero import HeteroModelName, build_hetero_model, initialized, table_width
+from ooc.models.user_models import find_class, kind_of, load_model, takes_types
 from ooc.runtime.keyed_random import Purpose, key
+from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 
 _SHARED = ("dropout", "heads", "norm", "residual")
@@ -72,6 +75,10 @@ def make_model(
         if count != config.layers:
             raise ConfigError(f"model {config.model} has {count} layers, and layers is {config.layers}: give `layers={count}`")
         return made
+    if config.model in get_args(HeteroModelName):
+        raise ConfigError(
+            f"model {config.model} is for heterogeneous graphs, and {config.store} is homogeneous: use sage, gcn, gat, ..."
+        )
     if config.model_args:
         raise ConfigError(f"model_args are for a class of your own (package.module:Class), not for {config.model}")
     if config.model == "gine" and not edge_dim:
@@ -81,6 +88,43 @@ def make_model(
         )
     own = {name: getattr(config, name) for name in _BUILT_IN if name in type(config).model_fields}
     return build_graph_model(config.model, **shape, **own) if of_graphs else build_model(config.model, **shape, **own)
+
+
+def table_shapes(config: NodeConfig, dataset: Dataset) -> dict[str, tuple[int, int]]:
+    """Node type without features -> numbers of rows and columns of its embedding table; none of a homogeneous store."""
+    if not dataset.is_hetero:
+        return {}
+    features = features_of(dataset)
+    width = table_width(config.model, features, config.hidden)
+    return {name: (dataset.nodes(name).num_nodes, width) for name, count in features.items() if not count}
+
+
+def features_of(dataset: Dataset) -> dict[str, int]:
+    """Node type -> number of its features."""
+    return {name: dataset.nodes(name).num_features for name in dataset.node_types}
+
+
+def make_hetero_model(config: NodeConfig, dataset: Dataset, node_type: str, channels: int) -> nn.Module:
+    """The configured model of a heterogeneous store, its parameters drawn from the seed alone.
+
+    A class of one's own that is for homogeneous graphs, with a forward(x, edge_index), is made heterogeneous by PyG's
+    `to_hetero`. The rows of embedding tables are given to models in place of features; see `table_shapes`.
+    """
+    torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
+    metadata = dataset.metadata()
+    shape: dict[str, Any] = {"hidden_channels": config.hidden, "out_channels": channels, "num_layers": config.layers}
+    shared = {name: getattr(config, name) for name in _SHARED}
+    if ":" not in config.model:
+        own: dict[str, Any] = {"num_bases": config.num_bases, "input_dropout": config.input_dropout or 0.0}
+        return build_hetero_model(
+            config.model, features_of(dataset), metadata=metadata, node_type=node_type, **shape, **shared, **own
+        )
+    widths = features_of(dataset) | {name: width for name, (_, width) in table_shapes(config, dataset).items()}
+    typed = takes_types(find_class(config.model, config.folders))
+    offered = {"in_channels": widths if typed else (-1, -1), "metadata": metadata, "node_type": node_type, **shape, **shared}
+    asked = [name for name in changed(config, *_SHARED) if getattr(config, name)]
+    made = load_model(config.model, offered, config.model_args, asked, config.folders)
+    return initialized(made if typed else to_hetero(made, metadata), widths, metadata)
 
 
 def model_bytes(config: RunConfig, model: nn.Module) -> int:

@@ -189,6 +189,7 @@ class HistoryMode(PartMode):
         return {**super().state(cursor), "halo": {} if self.history is None else self.history.state(), "refresh": under_way}
 
     def commit(self) -> None:
+        super().commit()
         if self.history is not None:
             self.history.commit()
 

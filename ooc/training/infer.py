@@ -275,6 +275,7 @@ class _Work:
     def _opened(self) -> Iterator[tuple[Dataset, nn.Module, LabelTask | None]]:
         if isinstance(self.model, nn.Module):
             with self._dataset(has_layers(self.model)) as dataset:
+                _check_types(dataset)
                 yield dataset, self.model, None if dataset.task is None else LabelTask.of(dataset)
             return
         if not isinstance(self.model, str | os.PathLike):
@@ -282,6 +283,7 @@ class _Work:
         run = Path(self.model)
         config = self.consent(run, self.store.path if isinstance(self.store, Dataset) else Path(self.store))
         with self._dataset(takes_floats(config)) as dataset:
+            _check_types(dataset)
             task, degrees = _task(dataset, config), partial(degree_histogram, dataset.graph)
             made = make_model(config, dataset.num_features, task.channels, degrees, edge_dim_of(dataset))
             _load(made, run)
@@ -318,6 +320,15 @@ class _Work:
     @property
     def watched(self) -> list[Progress]:
         return [] if self.progress is None else [self.progress]
+
+
+def _check_types(dataset: Dataset) -> None:
+    """Raise ConfigError for a heterogeneous store."""
+    if dataset.is_hetero:
+        raise ConfigError(
+            f"{dataset.path} is heterogeneous, and outputs of all nodes are computed on homogeneous graphs: call the model on "
+            "batches of `ooc.NeighborLoader`, with fan-outs of -1 for all edges"
+        )
 
 
 def _agreed(run: Path, store: Path, *, model_class: str | None, allow_code: bool, kind: type[ModelConfig] = NodeConfig) -> Any:

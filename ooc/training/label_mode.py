@@ -47,7 +47,11 @@ class LabelMode(Mode):
         best = self.run.judge(scores)
         if best:
             self.best_scores = scores
+            self.keep_best()
         return {"val": scores, "best": best}
+
+    def keep_best(self) -> None:
+        """The model is the best so far: keep what of it is not in its `state_dict`."""
 
     def final_scores(self) -> dict[str, Scores]:
         """Of `eval_splits`, with the draws that chose the model; validation's are known, if this process chose it."""

@@ -1,7 +1,7 @@
 """What differs between the kinds of runs: a `Mode` makes batches, computes steps and scores, and keeps state of its own."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
@@ -69,6 +69,8 @@ class Mode(ABC):
 
     auto_device: ClassVar[str] = "auto"
     """what --device auto means"""
+    typed: ClassVar[bool] = False
+    """whether it trains on heterogeneous graphs too"""
     plans_disk: ClassVar[bool] = False
     """whether a plan measures the disk that the run's directory is on"""
 
@@ -148,10 +150,14 @@ class Mode(ABC):
         """Clip the gradients, make an optimizer step, and clear them."""
         if self.config.grad_clip is not None:
             self.scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
+            nn.utils.clip_grad_norm_(self.trained(), self.config.grad_clip)
         self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
+
+    def trained(self) -> Iterable[Tensor]:
+        """What has gradients in a step, which are clipped together."""
+        return self.model.parameters()
 
     def is_scored(self, epoch: int, steps_left: int) -> bool:
         """Whether the model is scored at the end of an epoch; steps_left: those that `max_steps` still allows."""

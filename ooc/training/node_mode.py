@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ from ooc.runtime.memory_plan import MemoryPlan
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
-from ooc.training.build import make_model
+from ooc.stores.node_set import NodeSet
+from ooc.training.build import make_hetero_model, make_model
 from ooc.training.label_mode import LabelMode, task_of_labels
 from ooc.training.mode import RunState, Scores
 
@@ -40,14 +41,26 @@ class NodeMode(LabelMode):
 
     def check(self) -> LabelTask:
         """See `LabelMode`."""
+        if not self.dataset.is_hetero:
+            self._check_features()
+        return task_of_labels(self.config, self.nodes)
+
+    def _check_features(self) -> None:
+        """Raise ConfigError for a homogeneous store without labels of nodes but of graphs, or without features."""
         graphs = self.dataset.manifest.graphs
         if self.dataset.task is None and graphs is not None and graphs.task is not None:
             raise ConfigError(f"{self.config.store} has labels of graphs, and none of nodes: train with `task='graph'`")
         if self.dataset.task is not None and not self.dataset.num_features:
             raise ConfigError(f"{self.config.store} holds no features to train on: ingest it with `features` or `x_cols`")
-        return task_of_labels(self.config, self.dataset)
+
+    @cached_property
+    def nodes(self) -> NodeSet:
+        """Those whose labels are learned."""
+        return labelled_nodes(self.config, self.dataset)
 
     def _make_model(self) -> torch.nn.Module:
+        if self.dataset.is_hetero:
+            return make_hetero_model(self.config, self.dataset, self.nodes.name, self.task.channels).to(self.device)
         degrees = partial(degree_histogram, self.dataset.graph)
         sizes = self.dataset.num_features, self.task.channels
         return make_model(self.config, *sizes, degrees, edge_dim_of(self.dataset)).to(self.device)
@@ -60,7 +73,15 @@ class NodeMode(LabelMode):
     def notes(self) -> list[str]:
         """The memory, and how features are read."""
         memory = [] if self.config.memory is None else [str(self.batch_budget)]
-        return [*memory, f"features are read: {self.dataset.reading('x')}"]
+        return [*memory, f"features are read: {self.reading}"]
+
+    @property
+    def reading(self) -> str:
+        """How features are read, for people; of a heterogeneous store those of every node type."""
+        if not self.dataset.is_hetero:
+            return self.dataset.reading("x")
+        found = {name: self.dataset.nodes(name) for name in self.dataset.node_types}
+        return "; ".join(f"{name} {nodes.reading('x')}" for name, nodes in found.items() if nodes.num_features)
 
     def score(self, split: str, epoch: int) -> Scores | None:
         """See `LabelMode`; exact ones."""
@@ -77,11 +98,29 @@ class NodeMode(LabelMode):
         moved = None if stats is None else {"read": stats.bytes_read, "written": stats.bytes_written}
         if self.exact is not None:
             self.exact.close(keep=False)
-        about = {"reading": self.dataset.reading("x"), "labels": self.task.kind, "class_names": self.dataset.class_names}
+        about = {"reading": self.reading, "labels": self.task.kind, "class_names": self.nodes.class_names}
         return {"sweeps": moved, "budget": asdict(self.batch_budget), **about}
 
 
-def labels_of(dataset: Dataset, split: str) -> Iterator[torch.Tensor]:
+def labelled_nodes(config: NodeConfig, dataset: Dataset) -> NodeSet:
+    """The nodes whose labels are learned. Raises ConfigError where the settings or the store leave that open."""
+    asked = config.node_type
+    if not dataset.is_hetero:
+        if asked is not None:
+            raise ConfigError(f"node_type applies to heterogeneous stores, and {config.store} has one node type: leave it out")
+        return dataset.nodes()
+    labelled = [name for name in dataset.node_types if dataset.nodes(name).task is not None]
+    if asked is None and len(labelled) > 1:
+        there = " and ".join(labelled)
+        raise ConfigError(f"{config.store} has labels of {there}: choose one, as in `node_type={labelled[0]!r}`")
+    if asked is not None and asked not in labelled:
+        what = "no labels" if asked in dataset.node_types else "no such node type"
+        there = ", ".join(labelled) or "none"
+        raise ConfigError(f"node_type = {asked!r}: {config.store} has {what} (node types with labels: {there})")
+    return dataset.nodes(asked or next(iter(labelled), dataset.node_types[0]))
+
+
+def labels_of(dataset: Dataset | NodeSet, split: str) -> Iterator[torch.Tensor]:
     """Labels of a split's nodes, [k] or [k, C], a piece at a time."""
     labels, members = dataset.labels, dataset.members(split)
     assert labels is not None
@@ -90,6 +129,6 @@ def labels_of(dataset: Dataset, split: str) -> Iterator[torch.Tensor]:
         yield torch.from_numpy(np.asarray(labels[node]))
 
 
-def make_loss(config: NodeConfig, dataset: Dataset, task: LabelTask, device: torch.device) -> LabelLoss:
+def make_loss(config: NodeConfig, dataset: Dataset | NodeSet, task: LabelTask, device: torch.device) -> LabelLoss:
     """The task's loss with class weights from the training split's labels."""
     return task.loss(config, labels_of(dataset, config.train_split), device)

@@ -20,7 +20,7 @@ from ooc.stores.sizes import format_bytes
 from ooc.training import checkpoint
 from ooc.training.build import make_optimizer, takes_floats
 from ooc.training.loggers import LOGGERS
-from ooc.training.registry import mode_of
+from ooc.training.registry import MODES, mode_of
 from ooc.training.run import Run, environment
 from ooc.training.watchers import Watchers
 
@@ -85,6 +85,7 @@ def compose(
     threads = saved["threads"] if saved else config.threads
     if threads is not None:
         torch.set_num_threads(threads)
+    check_types(config, dataset)
     mode, growth = mode_of(config)(config, dataset), None
     with ExitStack() as refused:
         refused.enter_context(closing(mode))
@@ -113,6 +114,15 @@ def compose(
             watchers.note(note)
         refused.pop_all()
     return run
+
+
+def check_types(config: RunConfig, dataset: Dataset) -> None:
+    """Raise ConfigError for a heterogeneous store that the mode does not train on."""
+    if dataset.is_hetero and not mode_of(config).typed:
+        others = " or ".join(f"{mode} (task {task})" for (task, mode), made in MODES.items() if made.typed)
+        raise ConfigError(
+            f"mode {config.mode} trains on homogeneous graphs, and {config.store} is heterogeneous: use mode {others}"
+        )
 
 
 def touched_since(config: RunConfig, dataset: Dataset, saved: dict[str, Any], grown: bool) -> Ids | None:

@@ -1,0 +1,232 @@
+"""Training on heterogeneous graphs, with embedding tables of types without features, against the same training in RAM."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import HeteroConv, SAGEConv
+
+import ooc
+from ooc.cli.main import main
+from ooc.history.embedding_tables import EmbeddingTables
+from ooc.models.hetero import full_hetero_blocks
+from ooc.runtime.memory_plan import MemoryPlan
+from ooc.stores.build import write_hetero_store
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
+from ooc.stores.graph import Graph
+from ooc.training.build import make_hetero_model, table_shapes
+from ooc.training.checkpoint import read_metrics
+from ooc.training.loop import train
+from tests.conftest import MakeStore
+from tests.ooc.hetero_batches import NODES, WIDTHS, hetero_data, sizes
+from tests.ooc.runs import KillAt, Killed, configure, curve
+
+CLASSES = 3
+SPLITS = {"train": np.arange(0, 16), "val": np.arange(16, 23), "test": np.arange(23, 30)}
+RUN: dict[str, Any] = {"model": "rsage", "dropout": 0.5}
+
+
+def graph_of(data: HeteroData) -> HeteroData:
+    """With labels of papers that follow their features."""
+    x = data["paper"].x
+    data["paper"].y = (x[:, 0] > 0.3).long() + (x[:, 1] > 0).long()
+    return data
+
+
+def write(path: Path, data: HeteroData) -> Path:
+    count = sizes(data)
+    nodes: dict[str, Any] = {name: {"num_nodes": size} for name, size in count.items()}
+    for name in data.node_types:
+        if "x" in data[name]:
+            nodes[name]["x"] = data[name].x.numpy()
+    nodes["paper"] |= {"y": data["paper"].y.numpy(), "task": "multiclass", "num_classes": CLASSES, "splits": SPLITS}
+    edges = {}
+    for key in data.edge_types:
+        sources = {} if key[0] == key[2] else {"num_sources": count[key[0]]}
+        edges[key] = Graph.from_edges(*data[key].edge_index.numpy(), num_nodes=count[key[2]], **sources)
+    return write_hetero_store(path, nodes, edges)
+
+
+@pytest.fixture(scope="module")
+def data() -> HeteroData:
+    """Authors have no features."""
+    return graph_of(hetero_data(0, {**WIDTHS, "author": 0}))
+
+
+@pytest.fixture(scope="module")
+def store(data: HeteroData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("hetero") / "papers.ooc", data)
+
+
+def losses(out: Path) -> list[float]:
+    return [line["loss"] for line in read_metrics(out)[0]]
+
+
+@pytest.fixture
+def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embedding tables do not fit their share of the memory."""
+    monkeypatch.setattr(MemoryPlan, "history", property(lambda self: 2048))
+
+
+@pytest.mark.parametrize("model", ["rsage", "rgcn", "hgt"])
+def test_full_fan_outs_train_as_in_ram(store: Path, data: HeteroData, tmp_path: Path, model: str) -> None:
+    """All training nodes are a batch: the losses of the model on the whole graph, with torch's own table and SparseAdam."""
+    more = {"heads": 2} if model == "hgt" else {}
+    config = configure(store, tmp_path / "run", model=model, fanout=[-1, -1], batch_size=16, dropout=0.0, epochs=5, **more)
+    train(config)
+    with Dataset.open(store) as ds:
+        made, shape = make_hetero_model(config, ds, "paper", CLASSES), table_shapes(config, ds)["author"]
+    table = nn.Embedding(*shape, sparse=True)
+    tables = EmbeddingTables.open(tmp_path / "tables", {"author": shape}, seed=config.seed, optimizer="adam", max_bytes=10**6)
+    with torch.no_grad():
+        table.weight.copy_(torch.from_numpy(tables.tables["author"].rows(np.arange(NODES["author"]))))
+    tables.close()
+    blocks, wanted = full_hetero_blocks(data.edge_index_dict, sizes(data), 2), []
+    optimizers = torch.optim.Adam(made.parameters(), lr=config.lr), torch.optim.SparseAdam([table.weight], lr=config.lr)
+    seen = torch.from_numpy(reached(data))
+    for _ in range(5):
+        rows = torch.zeros(*shape).index_copy(0, seen, table(seen))  # those that no batch has are not looked up
+        out = made({**data.x_dict, "author": rows}, blocks)
+        loss = F.cross_entropy(out[:16], data["paper"].y[:16])
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        wanted.append(float(loss.detach()))
+    np.testing.assert_allclose(losses(config.out), wanted, rtol=1e-5)
+
+
+def reached(data: HeteroData) -> np.ndarray:
+    """Authors within two hops of the training nodes."""
+    found: dict[str, set[int]] = {"paper": set(range(16)), "author": set(), "venue": set()}
+    for _ in range(2):
+        new: dict[str, set[int]] = {name: set(nodes) for name, nodes in found.items()}
+        for key in data.edge_types:
+            source, target = data[key].edge_index.tolist()
+            new[key[0]] |= {s for s, t in zip(source, target, strict=True) if t in found[key[2]]}
+        found = new
+    return np.array(sorted(found["author"]))
+
+
+@pytest.mark.parametrize("model", ["rsage", "rgcn", "hgt"])
+@pytest.mark.parametrize("killed_at", [1, 4])
+def test_a_killed_run_goes_on_to_the_bit(store: Path, tmp_path: Path, model: str, killed_at: int, on_disk: None) -> None:
+    settings = {**RUN, "model": model, "checkpoint_every": 1, "accumulate": 2, "grad_clip": 1.0, "batch_size": 4}
+    whole, cut = (configure(store, tmp_path / name, **settings) for name in ("whole", "cut"))
+    summary = train(whole)
+    with pytest.raises(Killed):
+        train(cut, watcher=KillAt(killed_at))
+    resumed = train(cut, resume=True)
+    assert curve(cut.out) == curve(whole.out)
+    assert resumed["metrics"] == summary["metrics"]
+
+
+def test_tables_on_disk_and_in_ram_train_to_the_same_bits(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(configure(store, tmp_path / "ram", **RUN))
+    monkeypatch.setattr(MemoryPlan, "history", property(lambda self: 2048))
+    train(configure(store, tmp_path / "disk", **RUN))
+    assert curve(tmp_path / "ram") == curve(tmp_path / "disk")
+
+
+def test_a_run_learns_and_is_scored_by_its_best_tables(store: Path, tmp_path: Path) -> None:
+    config = configure(store, tmp_path / "run", **{**RUN, "dropout": 0.0, "epochs": 30, "fanout": [-1, -1], "batch_size": 16})
+    summary = train(config)
+    assert losses(config.out)[-1] < 0.2 * losses(config.out)[0]
+    best = summary["best_epoch"]
+    line = next(line for line in read_metrics(config.out)[1] if line["epoch"] == best)
+    assert summary["metrics"]["val"] == line["val"]
+    kept = list((config.out / "tables").glob("*/best-*"))
+    assert f"best-{best}" in [path.name for path in kept]
+    assert summary["history_pulled"] > 0
+    assert summary["histories"] is None, "what is pulled are no histories"
+
+
+class OwnTypes(nn.Module):
+    """PyG's style."""
+
+    def __init__(
+        self, in_channels: dict[str, int], hidden_channels: int, out_channels: int, metadata: Any, node_type: str
+    ) -> None:
+        super().__init__()
+        self.node_type = node_type
+        self.first, self.second = (
+            HeteroConv({key: SAGEConv((-1, -1), width) for key in metadata[1]}) for width in (hidden_channels, out_channels)
+        )
+        assert in_channels == {"paper": 5, "author": 8, "venue": 4}, "the table's width, of the type without features"
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: Any) -> Tensor:
+        x_dict = {name: x.relu() for name, x in self.first(x_dict, edge_index_dict).items()}
+        out: Tensor = self.second(x_dict, edge_index_dict)[self.node_type]
+        return out
+
+
+@pytest.mark.parametrize("model", ["torch_geometric.nn:GraphSAGE", f"{__name__}:OwnTypes"])
+def test_ones_own_classes_train(store: Path, tmp_path: Path, model: str) -> None:
+    """Of homogeneous graphs by PyG's `to_hetero`, and of heterogeneous ones."""
+    config = configure(store, tmp_path / "run", model=model, dropout=0.0, epochs=20, fanout=[-1, -1], batch_size=16)
+    train(config)
+    assert losses(config.out)[-1] < 0.5 * losses(config.out)[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "sage"}, "model 'sage' is not for heterogeneous graphs: use rsage, rgcn, hgt, or package.module:Class"),
+        (
+            {"mode": "cluster", "fanout": []},
+            "mode cluster trains on homogeneous graphs, and .* is heterogeneous: use mode samp",
+        ),
+        ({"evaluate": "layerwise"}, "evaluate = 'layerwise' does not apply to heterogeneous graphs: use 'sampled'"),
+        ({"compile": True}, "compile = true does not apply to heterogeneous graphs"),
+        ({"precision": "fp16"}, "the embedding tables of author are not trained in fp16: use `precision` fp32 or bf16"),
+        ({"node_type": "author"}, r"node_type = 'author': .* has no labels \(node types with labels: paper\)"),
+        ({"node_type": "movie"}, r"node_type = 'movie': .* has no such node type \(node types with labels: paper\)"),
+        ({"model": "hgt", "heads": 3}, "hidden_channels=8 is the width of all 3 heads together"),
+        ({"num_bases": 2}, "num_bases does not apply to model rsage"),
+        ({"train_split": "first"}, "no split 'first' to train on"),
+    ],
+)
+def test_what_does_not_apply_is_refused_in_one_line(
+    store: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        ooc.train(store=store, out=tmp_path / "run", **{"model": "rsage", "hidden": 8, **settings})
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_models_of_heterogeneous_graphs_on_a_homogeneous_store(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store()
+    with pytest.raises(ConfigError, match=r"model rsage is for heterogeneous graphs, and .* is homogeneous: use sage"):
+        train(configure(store, tmp_path / "run", model="rsage"))
+    with pytest.raises(ConfigError, match="node_type applies to heterogeneous stores"):
+        train(configure(store, tmp_path / "run", node_type="paper"))
+
+
+def test_plans_and_passes_over_all_nodes_say_what_does_instead(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no plan of .*, which is heterogeneous: train with `max_steps=200`"):
+        ooc.plan(store=store, model="rsage", mode="sampled")
+    with pytest.raises(ConfigError, match=r"there is no plan of .*, which is heterogeneous"):
+        ooc.plan(store=store, model="rsage")
+    config = configure(store, tmp_path / "run", **{**RUN, "epochs": 1})
+    train(config)
+    with pytest.raises(ConfigError, match="is heterogeneous, and outputs of all nodes are computed on homogeneous graphs"):
+        ooc.infer(config.out, store)
+
+
+def test_ooc_init_suggests_a_model_of_heterogeneous_graphs(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", str(store)]) == 0
+    config = tmp_path / "run.toml"
+    config.write_text(capsys.readouterr().out)
+    assert "task paper: multiclass; splits train, val, test" in config.read_text()
+    assert main(["train", str(store), "--config", str(config), "--out", f"{tmp_path}/run", "--max-steps", "1"]) == 0
+    assert (tmp_path / "run/model.pt").exists()
