@@ -5,6 +5,7 @@
     python -m tools.scores.published modes DATA OUT --runs 5        # mini-batches: see tools/scores/modes.py
     python -m tools.scores.published full DATA OUT                  # mode full: see tools/scores/full_batch.py
     python -m tools.scores.published events DATA OUT                # event streams: see tools/scores/events.py
+    python -m tools.scores.published acm DATA/acm OUT               # heterogeneous: see tools/scores/hetero.py
 
 DATA has `{cora,citeseer,pubmed}.npz` or `tolokers.npz` (x, y, edge_index and masks; see `ooc ingest --npz`), for modes and full
 in `planetoid/` and `tolokers/`, for events `collegemsg/CollegeMsg.txt`. Prints JSON.
@@ -19,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tools.scores import events
+from tools.scores import events, hetero
 from tools.scores.full_batch import accuracy, curves
 from tools.scores.modes import modes, spread
 from tools.scores.stores import ingest
@@ -69,12 +70,12 @@ def tolokers(data: Path, out: Path, runs: int) -> dict[str, list[float]]:
 def main() -> None:
     """Parse the command line, train, print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["planetoid", "tolokers", "modes", "full", "events"])
+    parser.add_argument("what", choices=["planetoid", "tolokers", "modes", "full", "events", "acm"])
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--runs", type=int, default=10, help="seeds or splits")
     parser.add_argument("--only", help="of the modes: a case (pubmed), or pubmed/cluster; of events: a model")
-    parser.add_argument("--seed", type=int, help="of the modes and events: this one alone")
+    parser.add_argument("--seed", type=int, help="of the modes, events and acm: this one alone")
     a = parser.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
     seeds = list(range(a.runs)) if a.seed is None else [a.seed]
@@ -87,6 +88,10 @@ def main() -> None:
     if a.what == "events":
         scores = events.events(a.data, a.out, seeds, a.only)
         print(json.dumps({name: {"published": events.PUBLISHED[name], **spread(each)} for name, each in scores.items()}))
+        return
+    if a.what == "acm":
+        found = hetero.scores(hetero.acm(a.data), a.out, seeds)
+        print(json.dumps({name: spread(each) for name, each in found.items()}))
         return
     found = (planetoid if a.what == "planetoid" else tolokers)(a.data, a.out, a.runs)
     print(json.dumps({name: {"published": PUBLISHED[name], **spread(scores)} for name, scores in found.items()}))
