@@ -22,7 +22,7 @@ class GraphConfig(ModelConfig):
     )
     virtual_node: bool = Field(default=False, description="A virtual node joins all nodes of a graph between layers.")
     batch_size: Positive = Field(default=128, description="Graphs per batch.")
-    shuffle_block: Size = Field(default="256MB", description="Bytes of consecutive graphs that are mixed with one another.")
+    shuffle_block: Size = Field(default="128MB", description="Bytes of consecutive graphs that are mixed with one another.")
     eval_batch_size: Positive | None = Field(default=None, description="Graphs per evaluation batch; by default --batch-size.")
     accumulate: Positive = Field(default=1, description="Batches whose gradients are accumulated per optimizer step.")
     precision: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="Autocast: fp32 (none), bf16 or fp16.")

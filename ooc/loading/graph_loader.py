@@ -22,18 +22,21 @@ from ooc.runtime.buffers import Buffers
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import MemoryPlan, plan_graph_memory, words_for
+from ooc.runtime.messages import warn_user
 from ooc.runtime.pipeline import SOURCE, Pipeline, Stage
 from ooc.runtime.transfer import OnDevice, on_device, pins
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
-from ooc.stores.sizes import parse_bytes
+from ooc.stores.sizes import format_bytes, parse_bytes
 
 READERS = 2
 """units read at once: the disk has work while one's last bytes come"""
 COLLATORS = 2
 MOST_UNIT = 2**26
 """bytes of a unit where graphs come in their order: as much as makes reads long"""
+_LOOKED_AT = 2**12
+"""graphs whose bytes stand for those of all"""
 _PLANNED = 2**20
 """graphs whose bytes are added up at once"""
 
@@ -63,8 +66,9 @@ class GraphLoader(EpochLoader):
         prefetch_factor: Batches made in advance, as far as the memory goes.
         follow_batch: Fields that get vectors `NAME_batch` and `NAME_ptr`, as in PyG's DataLoader.
         exclude_keys: Arrays that are not read.
-        shuffle_block: Bytes of the graphs that are mixed with one another, such as "256MB"; as large as the memory allows,
-            the better the shuffling. It decides the order, so the same value gives the same batches in any memory.
+        shuffle_block: Bytes of the graphs that are mixed with one another, such as "1GB": the larger, the better the shuffling,
+            and up to about a tenth of the memory without more reads. It decides the order, so the same value gives the same
+            batches in any memory.
         edge_ids: Whether batches have e_id int64[e], the edges' positions in the input.
         seed: Of the order; None: from torch's generator, as torch's DataLoader.
         rank, world_size: The share of these graphs in each step; by default that of torch's process group. Ranks read
@@ -99,7 +103,7 @@ class GraphLoader(EpochLoader):
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
         *,
-        shuffle_block: int | str = "256MB",
+        shuffle_block: int | str = "128MB",
         edge_ids: bool = False,
         seed: int | None = None,
         rank: int | None = None,
@@ -125,6 +129,8 @@ class GraphLoader(EpochLoader):
         self.order = GraphOrder(*own_order, run, block, share.seed_drawn)
         check_numbers(self.order)
         reader = GraphReader.of(data, self._fields, edge_ids, Buffers(READERS, direct=True))
+        if shuffle:
+            _warn_of_large_blocks(reader, min(run * block, len(self.graphs)), shuffle_block, self.budget.graphs)
         pin = pins(pin_memory) and not (place is not None and place.type == "cuda")
         names = [each.name for each in self._fields] + ["edge_index"]
         for name in follow_batch or ():
@@ -259,6 +265,16 @@ def _checked(collator: GraphCollator, budget: MemoryPlan, batch: UncollatedBatch
         count = len(batch.graph)
         raise BudgetError(f"a batch of {count} graphs needs {words_for(need, most)}; take a smaller batch size or more memory")
     return need
+
+
+def _warn_of_large_blocks(reader: GraphReader, graphs: int, shuffle_block: int | str, room: int) -> None:
+    """Say that the memory does not hold a block of so many graphs, by the first ones of the store."""
+    first = np.arange(min(len(reader.data.graphs), _LOOKED_AT))
+    if len(first) and float(reader.nbytes(first).mean()) * graphs > room:
+        warn_user(
+            f"shuffle_block = {shuffle_block} is more than the {format_bytes(room)} that the memory has for graphs read at "
+            "once, so they are read in more pieces: give more memory, or a smaller block"
+        )
 
 
 def _graph_bytes(data: Dataset) -> int:

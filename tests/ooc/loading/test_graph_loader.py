@@ -1,5 +1,6 @@
 """Batches of whole graphs are those of PyG's DataLoader, in a pure order, however they are read."""
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -100,7 +101,10 @@ def test_less_memory_reads_smaller_units(ds: Dataset, short_runs: None) -> None:
     sizes = []
     for nbytes in (2**17, 2**24):
         budget = replace(plan_graph_memory(ds), in_flight=2 * nbytes, max_batch=nbytes)
-        loader = GraphLoader(ds, batch_size=5, shuffle=True, seed=0, budget=budget)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            loader = GraphLoader(ds, batch_size=5, shuffle=True, seed=0, budget=budget)
+        assert ["read in more pieces" in str(each.message) for each in said] == ([True] if nbytes == 2**17 else [])
         loaded(loader)
         sizes.append(loader.times()["read"]["items"])
     assert sizes[0] > sizes[1] == 1

@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=25, help="of a graph, on average")
     parser.add_argument("--width", type=int, default=32, help="features of a node")
     parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--shuffle-block", default="256MB")
+    parser.add_argument("--shuffle-block", default="128MB")
     parser.add_argument("--pyg-graphs", type=int, default=200_000, help="graphs in PyG's data set; 0: none")
     parser.add_argument("--pyg-read", type=int, default=20_000, help="graphs that PyG reads in a round")
     parser.add_argument("--limit", default="2GB", help="page cache counted; '' for none")
