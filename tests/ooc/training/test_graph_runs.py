@@ -51,7 +51,11 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "model", [{"model": "gin", "pooling": "sum"}, {"model": "sage", "pooling": "attention", "virtual_node": True}]
+    "model",
+    [
+        {"model": "gin", "pooling": "sum"},
+        pytest.param({"model": "sage", "pooling": "attention", "virtual_node": True}, marks=pytest.mark.slow),
+    ],
 )
 def test_classes_of_graphs_are_learned(store: Path, tmp_path: Path, model: dict[str, Any]) -> None:
     summary = ooc.train(store=store, out=tmp_path / "run", task="graph", **{**SMALL, **model, "epochs": 10, "dropout": 0.0})
@@ -79,7 +83,7 @@ def test_numbers_of_graphs_are_learned(numbers: Path, tmp_path: Path) -> None:
     assert pq.read_table(ooc.infer(tmp_path / "run", numbers, tmp_path / "p.parquet").path).column_names == ["id", "prediction"]
 
 
-@pytest.mark.parametrize("at", [2, 6, 11])
+@pytest.mark.parametrize("at", [pytest.param(2, marks=pytest.mark.slow), 6, pytest.param(11, marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_to_the_bit(store: Path, tmp_path: Path, at: int) -> None:
     def config(out: str, **more: Any) -> GraphConfig:
         settings = {**SMALL, "checkpoint_every": 2, "accumulate": 2, "shuffle_block": "4KB", **more}
