@@ -12,6 +12,7 @@ from ooc.stores.errors import BudgetError, ConfigError, InputError, OocError, St
 
 if TYPE_CHECKING:
     from ooc.config.events import EventsConfig
+    from ooc.config.links import LinkConfig
     from ooc.config.modes import load_config
     from ooc.config.nodes import FullConfig, TrainConfig
     from ooc.config.snapshots import SnapshotsConfig
@@ -55,6 +56,7 @@ __all__ = [
     "HGTLoader",
     "HistoricalNegatives",
     "InputError",
+    "LinkConfig",
     "LinkNeighborLoader",
     "MemoryMeter",
     "NeighborLoader",
@@ -112,6 +114,7 @@ __getattr__ = lazy_exports(
         "GivenNegatives": "ooc.sampling.negatives",
         "GraphLoader": "ooc.loading.graph_loader",
         "HistoricalNegatives": "ooc.sampling.negatives",
+        "LinkConfig": "ooc.config.links",
         "LinkNeighborLoader": "ooc.loading.link_neighbor_loader",
         "MemoryMeter": "ooc.runtime.memory",
         "HGTLoader": "ooc.loading.neighbor_loader",

@@ -8,6 +8,7 @@ __getattr__ = lazy_exports(
         "EventsConfig": "ooc.config.events",
         "FullConfig": "ooc.config.nodes",
         "RunConfig": "ooc.config.base",
+        "LinkConfig": "ooc.config.links",
         "SnapshotsConfig": "ooc.config.snapshots",
         "TrainConfig": "ooc.config.nodes",
         "load_config": "ooc.config.modes",

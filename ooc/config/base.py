@@ -5,7 +5,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -127,6 +127,8 @@ class RunConfig(BaseModel):
     """Settings of every run; frozen, and saved with resolved values as RUN/config.json."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    refused: ClassVar[tuple[str, ...]] = ()
+    """settings of the class it extends that its own runs refuse"""
 
     store: Path = Field(description="The store to train on.")
     out: Path = Field(description="Directory of the run; it must not exist.")

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from ooc.config.base import RunConfig, parse, read_config, saved_config, task_name
 from ooc.config.events import EventsConfig
 from ooc.config.graphs import GraphConfig
+from ooc.config.links import LinkConfig
 from ooc.config.nodes import OWN, FullConfig, TrainConfig
 from ooc.config.snapshots import SnapshotsConfig
 from ooc.stores.errors import ConfigError
@@ -24,6 +25,7 @@ def choices() -> dict[tuple[str, str], type[RunConfig]]:
         **{("node", mode): TrainConfig for mode in batches},
         ("node", "full"): FullConfig,
         ("graph", "graphs"): GraphConfig,
+        ("link", "sampled"): LinkConfig,
         ("link", "events"): EventsConfig,
         ("link", "snapshots"): SnapshotsConfig,
         ("node", "snapshots"): SnapshotsConfig,
@@ -75,7 +77,8 @@ def suggested(labelled: bool, temporal: bool) -> str:
 
 def applies(name: str, mode: str) -> bool:
     """Whether a setting means something in a mode, by its name in `classes`."""
-    if name not in classes()[mode].model_fields:
+    model, mode = classes()[mode], mode.rpartition(" ")[2]
+    if name not in model.model_fields or name in model.refused:
         return False
     own = {**OWN, "sampled": (*OWN["sampled"], "fanout")}
     return mode not in own or name in own[mode] or not any(name in names for names in own.values())

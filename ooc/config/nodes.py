@@ -60,6 +60,11 @@ class ModelConfig(LabelConfig):
         default=None, description="Dropout of the features; by default --dropout for gcn, gat, gcnii and appnp, else 0."
     )
 
+    @property
+    def link_decoder(self) -> str | None:
+        """What scores pairs of nodes by the model's outputs, which are embeddings then; None where these are of labels."""
+        return None
+
     @model_validator(mode="after")
     def _of_the_model(self) -> Self:
         """Unknown models are rejected elsewhere."""

@@ -196,7 +196,7 @@ def part_of(ds: Dataset, edges: EdgeLookup, part: Any, split: Any) -> Members | 
     if part not in PARTS or split is None:
         own = f", or one of the store's splits of edges: {', '.join(there)}" if split is None and there else ""
         raise ConfigError(f"edge_label_index={part!r}: give links [2, k], or {', '.join(PARTS)} with an edge_split{own}")
-    return split.members(edges.pieces(), edges.num_edges)[part]
+    return split.members(part, edges.pieces(), edges.num_edges)
 
 
 def pairs_of(ds: Dataset, edge_label_index: Any) -> Ids | None:

@@ -60,13 +60,17 @@ class EdgeSplit:
         _parts(self.held_out.key, src, dst, self.val, self.val + self.test, part)
         return part
 
-    def members(self, edges: Iterator[tuple[Ids, Ids]], count: int) -> dict[str, Members]:
-        """The slots of each part; edges: the ends of all slots in order, piece by piece; count: of the slots."""
-        part, at = np.empty(count, np.int8), 0
+    def members(self, name: str, edges: Iterator[tuple[Ids, Ids]], count: int) -> Members:
+        """The slots of the part `name`, of `count` in all: an eighth of a byte each.
+
+        edges: The ends of all slots in order, piece by piece, in multiples of 8 but for the last.
+        """
+        words, at, number = np.zeros(-(-count // 512) * 8, np.uint64), 0, PARTS.index(name)
         for src, dst in edges:
-            part[at : at + len(src)] = self.parts(src, dst)
-            at += len(src)
-        return {name: Members.of(part, number) for number, name in enumerate(PARTS)}
+            bits = np.packbits(self.parts(src, dst) == number, bitorder="little")
+            words.view(np.uint8)[at : at + len(bits)] = bits
+            at += len(bits)
+        return Members(words)
 
 
 @kernel

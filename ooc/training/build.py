@@ -11,6 +11,7 @@ from torch_geometric.nn import to_hetero
 from ooc.config.base import RunConfig, changed
 from ooc.config.nodes import ModelConfig, NodeConfig
 from ooc.models.builders import build_model
+from ooc.models.edge_decoders import make_decoder
 from ooc.models.graph_models import build_graph_model
 from ooc.models.hetero import HeteroModelName, build_hetero_model, initialized, table_width
 from ooc.models.user_models import find_class, kind_of, load_model, takes_types
@@ -55,11 +56,21 @@ def make_model(
     degrees: Callable[[], Tensor] | None = None,
     edge_dim: int | None = None,
 ) -> nn.Module:
-    """The configured model, of nodes or of whole graphs, its parameters drawn from the seed alone.
+    """The configured model, of nodes or of whole graphs, its parameters drawn from the seed alone; of links with its decoder as
+    `link_decoder`.
 
     degrees: see `load_model`; edge_dim: columns of the edge feature `edge_attr`, None where there is none.
     """
     torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
+    made = _model_of_rows(config, in_channels, channels, degrees, edge_dim)
+    if config.link_decoder is not None:
+        made.link_decoder = make_decoder(config.link_decoder, channels, config.dropout)
+    return made
+
+
+def _model_of_rows(
+    config: ModelConfig, in_channels: int, channels: int, degrees: Callable[[], Tensor] | None, edge_dim: int | None
+) -> nn.Module:
     of_graphs = [name for name in _OF_GRAPHS if name in type(config).model_fields]
     shared = (*_SHARED, *of_graphs)
     shape: dict[str, Any] = {"in_channels": in_channels, "hidden_channels": config.hidden, "out_channels": channels}

@@ -284,8 +284,10 @@ class _Work:
         config = self.consent(run, self.store.path if isinstance(self.store, Dataset) else Path(self.store))
         with self._dataset(takes_floats(config)) as dataset:
             _check_types(dataset)
-            task, degrees = _task(dataset, config), partial(degree_histogram, dataset.graph)
-            made = make_model(config, dataset.num_features, task.channels, degrees, edge_dim_of(dataset))
+            task = None if config.link_decoder is not None else _task(dataset, config)
+            channels = config.hidden if task is None else task.channels  # embeddings, for links
+            degrees = partial(degree_histogram, dataset.graph)
+            made = make_model(config, dataset.num_features, channels, degrees, edge_dim_of(dataset))
             _load(made, run)
             yield dataset, made, task
 

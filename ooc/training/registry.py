@@ -6,6 +6,7 @@ from ooc.training.event_mode import EventMode
 from ooc.training.full_mode import FullMode
 from ooc.training.graph_mode import GraphMode
 from ooc.training.history_mode import HistoryMode
+from ooc.training.link_mode import LinkMode
 from ooc.training.mode import Mode
 from ooc.training.snapshot_mode import SnapshotMode
 
@@ -16,6 +17,7 @@ MODES: dict[tuple[str, str], type[Mode]] = {
     ("node", "history"): HistoryMode,
     ("node", "full"): FullMode,
     ("graph", "graphs"): GraphMode,
+    ("link", "sampled"): LinkMode,
     ("link", "events"): EventMode,
     ("link", "snapshots"): SnapshotMode,
     ("node", "snapshots"): SnapshotMode,

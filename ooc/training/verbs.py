@@ -32,7 +32,7 @@ def train(
     """Train a model on a store and write the run's files.
 
     Args:
-        config: A `TrainConfig`, `FullConfig`, `EventsConfig` or `SnapshotsConfig`, or a TOML or JSON file.
+        config: A `TrainConfig`, `LinkConfig`, `FullConfig`, `EventsConfig` or `SnapshotsConfig`, or a TOML or JSON file.
         resume: Continue the run in `out` from its last checkpoint, inside its epoch, to the bit.
         grown: With `resume`, continue although the store has grown since.
         callbacks: Follow the run, besides the loggers of `log`; see `Callback`.

@@ -31,7 +31,9 @@ def test_what_is_printed_trains(make_store: MakeStore, tmp_path: Path, capsys: p
 def test_a_template_holds_the_defaults_and_every_setting_of_its_mode(tmp_path: Path, mode: str) -> None:
     text = template(Path("a.ooc"), mode, FLAGS, "a store")
     (tmp_path / "run.toml").write_text(text)
-    given = {"store": "a.ooc", "out": "run", "mode": mode} | ({"window": "7d"} if mode == "snapshots" else {})
+    task, _, plain = mode.rpartition(" ")
+    given = {"store": "a.ooc", "out": "run", "mode": plain} | ({"window": "7d"} if mode == "snapshots" else {})
+    given |= {"task": task} if task else {}
     assert load_config(tmp_path / "run.toml", {"out": "run"}) == load_config(None, given)
     named = re.findall(r"^(?:# )?([a-z_]+) = ", text, re.M)
     assert sorted(named) == sorted(name for name in classes()[mode].model_fields if applies(name, mode))
@@ -47,7 +49,7 @@ def test_settings_with_defaults_can_be_uncommented(tmp_path: Path, mode: str) ->
     lines = [line for line in lines if not re.search(r" = ([A-Z]|LIST|NAME)", line) and "|" not in line.split("#")[0]]
     (tmp_path / "run.toml").write_text("\n".join(lines))
     assert len(tomllib.loads("\n".join(lines))) > 15
-    assert load_config(tmp_path / "run.toml", {}).mode == mode
+    assert load_config(tmp_path / "run.toml", {}).mode == mode.rpartition(" ")[2]
 
 
 def test_a_template_is_of_the_task_that_is_asked_for(make_store: MakeStore, capsys: pytest.CaptureFixture[str]) -> None:
