@@ -122,7 +122,8 @@ def _hetero_strategy(
     counts, draw = ReadCounts(), drawing(ds, sampling, budget.batch, row_bytes, collator.seeds)
     sample = SampleStage(order, draw, topology, memory, counts, None, threads[0], split_seeds)
     x = ds.joined_rows("x") if any(on_disk(own.x) for own in types.values()) else None
-    load = HeteroLoadStage(None, x, None, None, None, counts, buffers_for(device, budget), types=types)
+    of_edges = graphs, collator.edge_features
+    load = HeteroLoadStage(None, x, None, None, None, counts, buffers_for(device, budget), (), types, *of_edges)
     return choose_strategy(BatchStages(sample, load, collate), memory, threads[1])
 
 

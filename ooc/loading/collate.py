@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.graph.blocks import EDGE_ATTR, EDGE_ID, Block, Subgraph, aggregated_block, blocks_of, graph_block
-from ooc.graph.hetero import EdgeSample
+from ooc.graph.hetero import EdgeKey, EdgeSample
 from ooc.loading.arguments import InputNodes
 from ooc.loading.input_links import InputLinks
 from ooc.runtime.buffers import Buffers
@@ -26,7 +26,7 @@ from ooc.stores.arrays.encoding import DecodedRows, Encoding
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, Ids, Rows
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError, StoreError
+from ooc.stores.errors import ConfigError, InputError, StoreError
 from ooc.stores.graph import Graph
 from ooc.stores.node_set import NodeSet
 
@@ -64,8 +64,8 @@ class LoadedBatch:
     None without features; of a graph of several types the arrays by node type"""
     y: Any
     """[n] or [n, C], None without labels; of a graph of several types the arrays by node type"""
-    edge_features: tuple[AnyArray, ...] = ()
-    """[e, *feature shape] each, in the order of `Collator.edge_features`"""
+    edge_features: Any = ()
+    """[e, *feature shape] each, in the order of `Collator.edge_features`; of several types such tuples by edge type"""
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,35 @@ def edge_features_of(
         ConfigError: A name is that of another field, or comes twice.
         InputError: The store has no such feature.
     """
-    there = ds.manifest.edge_types[0].arrays
+    wanted = _wanted_features(names, ds.manifest.edge_types[0].arrays, beside)
+    return tuple(_edge_feature(name, ds.edge_features(name), dtype) for name in wanted)
+
+
+def edge_features_by_type(
+    ds: Dataset, names: Any, dtype: torch.dtype | None, beside: Collection[str] = ()
+) -> dict[EdgeKey, tuple[EdgeFeature, ...]]:
+    """`edge_features_of` each edge type: those of the names that it has. Raises InputError for a name that no type has."""
+    edges = {key: ds.edges(key) for key in ds.edge_types}
+    there = sorted({name for each in edges.values() for name in each.names})
+    wanted = _wanted_features(names, there, beside)
+    for name in wanted:
+        if name not in there:
+            raise InputError(f"{ds.path} has no edge feature {name!r} of any type: there are {', '.join(there) or 'none'}")
+    return {
+        key: tuple(_edge_feature(name, own.features(name), dtype) for name in wanted if name in own.names)
+        for key, own in edges.items()
+    }
+
+
+def _wanted_features(names: Any, there: Collection[str], beside: Collection[str]) -> list[str]:
+    """The names as a list, of those there `edge_attr` if none are given; raises ConfigError as `edge_features_of`."""
     wanted = [EDGE_ATTR] * (EDGE_ATTR in there) if names is None else [names] if isinstance(names, str) else list(names)
     for name in wanted:
         if name in _FIELDS or name in beside:
             raise ConfigError(f"edge feature {name!r} has the name of another field of batches: ingest it under another name")
         if wanted.count(name) > 1:
             raise ConfigError(f"edge feature {name!r} is asked for twice")
-    return tuple(_edge_feature(name, ds.edge_features(name), dtype) for name in wanted)
+    return wanted
 
 
 def _edge_feature(name: str, values: Rows, dtype: torch.dtype | None) -> EdgeFeature:
@@ -186,6 +207,13 @@ def edge_ids_of(graph: Graph, subgraph: Subgraph | EdgeSample) -> NDArray[np.int
     return np.asarray(column_of(graph, subgraph, EDGE_ID) if kept else subgraph.slot, np.int64)
 
 
+def check_edge_ids(e_id: NDArray[np.int64], count: int) -> None:
+    """Raise StoreError unless all of them are below `count`."""
+    if len(e_id) and not 0 <= int(e_id.min()) <= int(e_id.max()) < count:
+        wrong = e_id[(e_id < 0) | (e_id >= count)][0]
+        raise StoreError(f"edge id {wrong} is none of {count} edges: the store is damaged; run `ooc verify` on it")
+
+
 def with_edge_ids(graph: Graph, drawn: SampledBatch, count: int) -> SampledBatch:
     """The batch with its edge ids among its subgraph's columns. count: edge ids there are.
 
@@ -193,9 +221,7 @@ def with_edge_ids(graph: Graph, drawn: SampledBatch, count: int) -> SampledBatch
     """
     subgraph = drawn.subgraph
     e_id = edge_ids_of(graph, subgraph)
-    if len(e_id) and not 0 <= int(e_id.min()) <= int(e_id.max()) < count:
-        wrong = e_id[(e_id < 0) | (e_id >= count)][0]
-        raise StoreError(f"edge id {wrong} is none of {count} edges: the store is damaged; run `ooc verify` on it")
+    check_edge_ids(e_id, count)
     return replace(drawn, subgraph=replace(subgraph, columns={**subgraph.columns, EDGE_ID: e_id}))
 
 

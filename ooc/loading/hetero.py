@@ -16,8 +16,8 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from ooc.graph.blocks import EDGE_ID
-from ooc.graph.hetero import EdgeKey, EdgeSample, HeteroSubgraph, hetero_block_of, hetero_blocks_of
-from ooc.loading.collate import Gather, LoadedBatch, SampledBatch, column_of, edge_ids_of
+from ooc.graph.hetero import EdgeKey, EdgeSample, HeteroBlock, HeteroSubgraph, hetero_block_of, hetero_blocks_of
+from ooc.loading.collate import EdgeFeature, Gather, LoadedBatch, SampledBatch, check_edge_ids, column_of, edge_ids_of
 from ooc.loading.stages import InMemoryRows, Labels, LoadStage
 from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.arrays.members import Members
@@ -51,6 +51,9 @@ class HeteroLoadStage(LoadStage):
     memory."""
 
     types: Mapping[str, TypeRows] = field(default_factory=dict)
+    graphs: Mapping[EdgeKey, Graph] = field(default_factory=dict)
+    features: Mapping[EdgeKey, tuple[EdgeFeature, ...]] = field(default_factory=dict)
+    """of each edge type; read batch by batch, by edge id"""
 
     def _features(self, subgraph: HeteroSubgraph) -> Iterator[tuple[str, Gather, Rows, Ids]]:
         """(type, how its rows become x, the rows, the nodes) of each type with features."""
@@ -81,7 +84,22 @@ class HeteroLoadStage(LoadStage):
             else:
                 x[name], nbytes = gather.read(rows, node, self.buffers)
                 self.counts.add(len(node), nbytes)
-        return LoadedBatch(drawn, x, self._labels(drawn))
+        return LoadedBatch(drawn, x, self._labels(drawn), self._edge_features(drawn.subgraph))
+
+    def _edge_features(self, subgraph: HeteroSubgraph) -> dict[EdgeKey, tuple[AnyArray, ...]]:
+        """The features of a batch's edges. Raises StoreError for edge ids out of range, which only a damaged store has."""
+        found = {}
+        for key, features in self.features.items():
+            if not features:
+                continue
+            e_id, values = edge_ids_of(self.graphs[key], subgraph.edges[key]), []
+            check_edge_ids(e_id, min(each.rows.shape[0] for each in features))
+            for each in features:
+                own, nbytes = each.gather.read(each.rows, e_id, self.buffers)
+                self.counts.add(topology=nbytes)
+                values.append(own)
+            found[key] = tuple(values)
+        return found
 
     def _taken(self, name: str, gather: Gather, pool: AnyArray, at: NDArray[Any]) -> AnyArray:
         """A type's features out of rows in memory."""
@@ -130,6 +148,8 @@ class HeteroCollator:
     """name of a field -> the column that it is of, in edge types that have it: times"""
     layers: int | None = None
     """layers that share the block of all nodes and edges; None: each hop has a prefix of it"""
+    edge_features: Mapping[EdgeKey, tuple[EdgeFeature, ...]] = field(default_factory=dict)
+    """of each edge type; the first of them is its blocks' `edge_attr`"""
 
     def columns(self, key: EdgeKey) -> tuple[str, ...]:
         """The columns of an edge type of which a batch has its edges' entries."""
@@ -138,7 +158,8 @@ class HeteroCollator:
 
     def needs_slots(self, there: Collection[str]) -> bool:
         """Whether a batch's slots are met again; there: the columns that come with it."""
-        wanted = {*self.edge_values.values(), *([EDGE_ID] if self.edge_ids else [])}
+        ids = self.edge_ids or any(self.edge_features.values())
+        wanted = {*self.edge_values.values(), *([EDGE_ID] if ids else [])}
         return not wanted.union(*(self.columns(key) for key in self.graphs)) <= {*there}
 
     def __call__(self, loaded: LoadedBatch, input_id: NDArray[np.int64], seed_time: AnyArray | None = None) -> HeteroData:
@@ -159,12 +180,22 @@ class HeteroCollator:
             self._add_edges(data, key, edges, edge_index[key], weight.get(key))
             if self.layers is None:
                 data[key].num_sampled_edges = list(subgraph.num_edges[key])
-        first = hetero_block_of(self.graphs, subgraph, edge_index, weight)
+        first = self._add_features(data, hetero_block_of(self.graphs, subgraph, edge_index, weight), loaded)
         if self.layers is None:
             data.blocks = hetero_blocks_of(first, subgraph.num_nodes, subgraph.num_edges)
         else:
             data.blocks = [first._replace(num_dst={name: len(node) for name, node in subgraph.node.items()})] * self.layers
         return data
+
+    def _add_features(self, data: HeteroData, block: HeteroBlock, loaded: LoadedBatch) -> HeteroBlock:
+        """Add the features of edges; returns the block with the first of each type."""
+        blocks = dict(block.blocks)
+        for key, found in dict(loaded.edge_features).items():
+            values = [each.gather.tensor(own) for each, own in zip(self.edge_features[key], found, strict=True)]
+            for each, own in zip(self.edge_features[key], values, strict=True):
+                data[key][each.name] = own
+            blocks[key] = blocks[key]._replace(edge_attr=values[0])
+        return block._replace(blocks=blocks)
 
     def _add_nodes(self, data: HeteroData, name: str, node: Ids, loaded: LoadedBatch) -> None:
         own, store = self.types[name], data[name]
@@ -205,7 +236,8 @@ class HeteroCollator:
             total += len(node) * (self.types[name].row_bytes + len(self.types[name].masks))
         for key, edges in subgraph.edges.items():
             graph, weighted = self.graphs[key], "weight" in self.columns(key)
-            total += len(edges.source) * (16 + 8 * self.edge_ids + 4 * weighted)
+            of_edges = sum(each.edge_bytes for each in self.edge_features.get(key, ()))
+            total += len(edges.source) * (16 + 8 * self.edge_ids + 4 * weighted + of_edges)
             total += (len(edges.indptr) - 1) * (8 + 8 * bool(len(graph.self_loops)) + 8 * weighted)
         return total
 

@@ -26,7 +26,7 @@ from ooc.loading.arguments import (
 )
 from ooc.loading.base import PREFETCH, BatchLoader, warn_of_prefetch
 from ooc.loading.choose_read_strategy import keeps_blocks, neighbor_strategy
-from ooc.loading.collate import BatchCollator, CollateStage, Collator, Gather, edge_features_of, masks_of
+from ooc.loading.collate import BatchCollator, CollateStage, Collator, Gather, edge_features_by_type, edge_features_of, masks_of
 from ooc.loading.hetero import HeteroCollator, TypeRows
 from ooc.loading.input_links import InputLinks
 from ooc.loading.ranks import share_of
@@ -162,7 +162,8 @@ class NeighborLoader(SeedLoader):
         dtype: Of x and edge features; None: as stored, but float16, bfloat16 and scaled int8 come as float32.
         features: Whether to give x.
         edge_features: Names of the edge features to give, [e, ...] each, in the order of `e_id`; `blocks` have the first of
-            them as `edge_attr`. None: `edge_attr`, if the store has it; with `pre_aggregation`, and of several types, none.
+            them as `edge_attr`. None: `edge_attr`, if the store has it; with `pre_aggregation` none. Of several types each has
+            those of them that it has.
         split_masks: Whether to give `train_mask` and those of the other splits.
         edge_ids: False saves looking up `e_id`.
         split_seeds: A batch over the memory budget is halved, and again, into more batches, instead of refused: for evaluation,
@@ -372,8 +373,6 @@ def collator_of(
         of_edges = edge_features_of(ds, edge_features, dtype, {*masks, *values, *sampling.edge_values})
         names, fields = (sampling.weight_attr, edge_ids, sampling.induced), (values, sampling.edge_values, sampling.layers)
         return Collator(ds.graph, gather, *names, masks, of_edges, *fields)
-    if edge_features:
-        raise ConfigError("edge_features are for graphs of one edge type: leave them out, and read them by `e_id`")
     assert isinstance(nodes, InputNodes), "links are of a graph of one type"
     types = {}
     for name in ds.node_types:
@@ -382,5 +381,6 @@ def collator_of(
         labels = None if own.labels is None else Labels(own.labels, floats=own.task == "multilabel")
         types[name] = TypeRows(x, gather, labels, masks_of(own) if split_masks else {}, sampling.values(name))
     seeds = nodes.node_type or ds.node_types[0]
+    by_type = edge_features_by_type(ds, edge_features, dtype, sampling.edge_values)
     times, layers = sampling.edge_values, sampling.layers
-    return HeteroCollator(graphs_of(ds), types, seeds, sampling.weight_attr, edge_ids, times, layers)
+    return HeteroCollator(graphs_of(ds), types, seeds, sampling.weight_attr, edge_ids, times, layers, by_type)

@@ -429,3 +429,30 @@ def test_induced_batches_of_a_homogeneous_store(tmp_path: Path) -> None:
             NeighborLoader(plain, [1], subgraph_type="induced", disjoint=True)
         with pytest.raises(ConfigError, match="subgraph_type 'bidirectional' is not supported: use directional"):
             NeighborLoader(plain, [1], subgraph_type="bidirectional")
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_batches_have_edge_attr_by_type(tmp_path: Path, in_memory: bool) -> None:
+    rng = np.random.default_rng(4)
+    attr = {key: rng.random((NUM_EDGES[key], 2), np.float32) for key in (CITES, WRITES)}
+    nodes: dict[str, dict[str, Any]] = {name: {"num_nodes": count} for name, count in COUNTS.items()}
+    nodes["paper"]["x"] = features_of()["paper"]
+    edge_arrays = {key: {"edge_attr": values, "kind": np.arange(len(values))} for key, values in attr.items()}
+    path = write_hetero_store(tmp_path / "s", nodes, graphs_of(), edge_arrays=edge_arrays, reverse_of={BACK: WRITES})
+    with Dataset.open(path, in_memory=in_memory) as ds:
+        for loader in (
+            NeighborLoader(ds, [3, 2], "paper", 60, edge_features=["edge_attr", "kind"]),
+            NeighborLoader(ds, [3, 2], "paper", 60, edge_features=["edge_attr", "kind"], edge_ids=False, seed=0),
+            HGTLoader(ds, [20, 10], "paper", 60),
+        ):
+            for batch in loader:
+                assert "edge_attr" not in batch[ABOUT]
+                for key, own in ((CITES, CITES), (WRITES, WRITES), (BACK, WRITES)):
+                    e_id = batch[key].kind if "kind" in batch[key] else batch[key].e_id
+                    assert np.array_equal(batch[key].edge_attr, attr[own][e_id])
+                    assert "e_id" not in batch[key] or torch.equal(batch[key].e_id, e_id)
+                    for block in batch.blocks:
+                        used = block.blocks[key]
+                        assert torch.equal(used.edge_attr, batch[key].edge_attr[: used.edge_index.shape[1]])
+        with pytest.raises(InputError, match="has no edge feature 'color' of any type: there are edge_attr, kind"):
+            NeighborLoader(ds, [1], "paper", edge_features="color")
