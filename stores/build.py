@@ -188,6 +188,8 @@ def _counts(nodes: Mapping[str, Mapping[str, Any]], edges: Mapping[EdgeKey, Grap
     for key, graph in edges.items():
         source, name, target = key
         check_type_name(name, "edge type")
+        if key == HOMOGENEOUS and (len(edges) > 1 or len(nodes) > 1):
+            raise InputError(f"edge type {show_edge_type(key)} is that of graphs of one type: call it something else")
         if (graph.sources is None) != (source == target):
             raise InputError(f"edge type {show_edge_type(key)}: a graph is bipartite (`num_sources`) if its end types differ")
         for node_type, count in ((source, graph.num_sources), (target, graph.num_nodes)):

@@ -41,7 +41,8 @@ class EdgeSet:
         self.undirected = described.undirected
         """whether every edge was added in both directions"""
         self._place, self._engine, self._verify_reads, self._in_memory = place, engine, verify_reads, in_memory
-        owner = edge_type if self.reverse_of is None else place.manifest.edge_type(self.reverse_of)
+        own = self.reverse_of is None or bool(edge_type.arrays)
+        owner = edge_type if own or self.reverse_of is None else place.manifest.edge_type(self.reverse_of)
         self._owner, self.names = owner.key, sorted(owner.arrays)
         """names of the edge features"""
         self.task: Task | None = owner.task

@@ -337,6 +337,8 @@ class Manifest(_Part):
         if self.is_hetero != (self.format_version == 2):
             raise ValueError("heterogeneous stores, and no others, have format version 2")
         nodes, edges = [each.name for each in self.node_types], [each.key for each in self.edge_types]
+        if self.is_hetero and HOMOGENEOUS in edges:
+            raise ValueError(f"edge type {show_edge_type(HOMOGENEOUS)} is that of homogeneous stores")
         if len(set(nodes)) < len(nodes) or len(set(edges)) < len(edges):
             raise ValueError("a type stands there twice")
         if unknown := {end for each in self.edge_types for end in (each.source, each.target)} - set(nodes):

@@ -141,7 +141,8 @@ INGEST = [
     Flag(
         "edges",
         "GLOB",
-        "Edges: Parquet, CSV/TSV or .edgelist (also .gz), npy/npz of shape 2 x E or E x 2, or a SciPy npz.",
+        "Edges: Parquet, CSV/TSV or .edgelist (also .gz), npy/npz of shape 2 x E or E x 2, or a SciPy npz. Of several types: "
+        "author:writes:paper=GLOB, repeated; other options then are paper=VALUE or author:writes:paper=VALUE.",
     ),
     Flag("src", "COLUMN", "Column of the sources. [src]"),
     Flag("dst", "COLUMN", "Column of the destinations. [dst]"),
@@ -154,11 +155,12 @@ INGEST = [
     Flag("header", None, "Whether text tables start with a header line; by default detected."),
     Flag("id_type", "auto|int|str", "Type of the ids. [auto]"),
     Flag("undirected", None, "Add the reverse of every edge."),
+    Flag("reverse", None, "Add a reverse edge type rev_NAME to every edge type."),
     Flag("drop_duplicates", None, "Keep the first of equal edges."),
     Flag("drop_self_loops", None, "Drop edges from a node to itself."),
     Flag("drop_missing", None, "Drop and count edges with an empty or unknown endpoint."),
     Flag("allow_nan", None, "Keep and count NaN and infinite features."),
-    Flag("nodes", "GLOB", "Node table, Parquet or CSV/TSV; its order is the order of rows."),
+    Flag("nodes", "GLOB", "Node table, Parquet or CSV/TSV; its order is the order of rows. Of several types: paper=GLOB."),
     Flag("id", "COLUMN", "Id column of the node table. [id]"),
     Flag(
         "label",
@@ -216,5 +218,12 @@ INGEST = [
 _APPENDED = (
     "edges src dst weight time time_unit edge_features header drop_missing allow_nan nodes id label split birth x_cols features"
 )
+_BY_TYPE = (
+    *("nodes", "num_nodes", "id", "label", "split", "x_cols", "one_hot", "codes", "features", "labels", "task"),
+    *("train", "val", "test", "random_split", "split_index"),
+    *("edges", "src", "dst", "weight", "time", "edge_features", "edge_label", "edge_split"),
+)
+"""flags that are repeated for several types: `ooc.stores.ingest.spec.BY_NODE_TYPE` and `BY_EDGE_TYPE`"""
 APPEND = [flag for flag in INGEST if flag.name in [*_APPENDED.split(), "labels", "memory"]]
 """the ingest flags that an append has: `ooc.stores.growth.spec.FIELDS`"""
+INGEST = [flag._replace(repeat=True) if flag.name in _BY_TYPE else flag for flag in INGEST]

@@ -171,7 +171,7 @@ def _info_lines(fields: dict[str, Any]) -> list[str]:
     """Format the result of `describe`."""
     from ooc.stores.sizes import format_bytes
 
-    many = fields["graphs"]
+    many = fields.get("graphs")
     graphs = f"{many['count']:,} graphs, " if many else ""
     counts = f"{graphs}{fields['num_nodes']:,} nodes, {fields['num_edges']:,} edges"
     lines = [

@@ -37,7 +37,7 @@ TRAIN: Topics = {
 
 INGEST: Topics = {
     "Edges": (
-        "edges src dst weight time edge_features edge_label edge_split undirected drop_missing",
+        "edges src dst weight time edge_features edge_label edge_split undirected reverse drop_missing",
         "time_unit header id_type drop_duplicates drop_self_loops",
     ),
     "Nodes": ("nodes id label split x_cols", "task one_hot codes birth num_nodes"),

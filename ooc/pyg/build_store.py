@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from ooc.config.base import parse
 from ooc.pyg.staging import FileOrArray, joined, staged
 from ooc.stores.dataset import Dataset
-from ooc.stores.ingest import IngestResult, IngestSpec
+from ooc.stores.ingest import HeteroSpec, IngestResult, IngestSpec, spec_of
 from ooc.stores.ingest.duck import Progress
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data, TemporalData
+    from torch_geometric.data import Data, HeteroData, TemporalData
 
 LabelKind = Literal["auto", "classification", "regression"]
 _SPLITS = ("train_mask", "val_mask", "test_mask", "graphs.train", "graphs.val", "graphs.test")
@@ -20,47 +20,52 @@ _SPLITS = ("train_mask", "val_mask", "test_mask", "graphs.train", "graphs.val", 
 Dtype = Literal["auto", "float32", "float16", "bfloat16", "int8", "int64"]
 
 
+ByType = Mapping[Any, Any]
+"""values by name or by type"""
+
+
 def ingest(
     out: Path | str,
     *,
     edges: Any = None,
-    src: str = "src",
-    dst: str = "dst",
-    weight: str | None = None,
-    time: str | None = None,
+    src: str | ByType = "src",
+    dst: str | ByType = "dst",
+    weight: str | ByType | None = None,
+    time: str | ByType | None = None,
     time_unit: Literal["s", "ms", "us", "ns"] = "s",
-    edge_features: Mapping[str, FileOrArray] | Sequence[str] = (),
-    edge_label: str | Sequence[str] | None = None,
-    edge_split: str | None = None,
+    edge_features: ByType | Sequence[str] = (),
+    edge_label: str | Sequence[str] | ByType | None = None,
+    edge_split: str | ByType | None = None,
     header: bool | None = None,
     id_type: Literal["auto", "int", "str"] = "auto",
     undirected: bool = False,
+    reverse: bool = False,
     drop_duplicates: bool = False,
     drop_self_loops: bool = False,
     drop_missing: bool = False,
     allow_nan: bool = False,
     nodes: Any = None,
-    id: str = "id",
-    label: str | Sequence[str] | None = None,
-    task: LabelKind = "auto",
-    split: str | None = None,
+    id: str | ByType = "id",
+    label: str | Sequence[str] | ByType | None = None,
+    task: LabelKind | ByType = "auto",
+    split: str | ByType | None = None,
     graph_id: str | None = None,
     graphs: Any = None,
     graph_label: str | Sequence[str] | None = None,
     graph_split: str | None = None,
     birth: str | None = None,
-    x_cols: str | Sequence[str] | None = None,
-    one_hot: str | Sequence[str] | None = None,
-    codes: str | Sequence[str] | None = None,
-    num_nodes: int | None = None,
-    features: Mapping[str, FileOrArray] | Sequence[str] = (),
-    labels: FileOrArray | None = None,
-    train: FileOrArray | None = None,
-    val: FileOrArray | None = None,
-    test: FileOrArray | None = None,
-    random_split: str | Sequence[float] | None = None,
+    x_cols: str | Sequence[str] | ByType | None = None,
+    one_hot: str | Sequence[str] | ByType | None = None,
+    codes: str | Sequence[str] | ByType | None = None,
+    num_nodes: int | ByType | None = None,
+    features: ByType | Sequence[str] = (),
+    labels: FileOrArray | ByType | None = None,
+    train: FileOrArray | ByType | None = None,
+    val: FileOrArray | ByType | None = None,
+    test: FileOrArray | ByType | None = None,
+    random_split: str | Sequence[float] | ByType | None = None,
     seed: int = 0,
-    split_index: int | None = None,
+    split_index: int | ByType | None = None,
     dtype: Dtype = "auto",
     normalize: Literal["none", "row", "standard"] = "none",
     parts: int | Literal["auto"] | None = None,
@@ -79,6 +84,10 @@ def ingest(
     Edges come from exactly one of `edges`, `npz`, `pyg`, `ogb` and `graphbolt`. The store appears whole; a killed ingest of
     files continues where it stopped if it is called again.
 
+    With `edges` by edge type, (source type, name, target type) or "source:name:target", the graph is heterogeneous. Every
+    argument about nodes is then a mapping by node type, every one about edges by edge type; one `id`, `src`, `dst`, `weight` or
+    `time` may also be for all types. Node types without a table (None in `nodes`) have the ids of their edges.
+
     Args:
         out: Directory of the store to write.
         edges: Path or glob of Parquet, CSV/TSV, npy or npz files; an integer array [2, E] or [E, 2]; or a data frame (pandas,
@@ -93,7 +102,8 @@ def ingest(
         edge_split: Column of the edge table with the edges' splits, as `split` for nodes.
         header: Whether text tables start with a header line; None: detect.
         id_type: Type of the ids.
-        undirected: Add the reverse of every edge.
+        undirected: Add the reverse of every edge (with types: of every edge between nodes of one type).
+        reverse: Add a reverse edge type "rev_" + name to every edge type, with the same edge ids.
         drop_duplicates: Keep the first of equal edges.
         drop_self_loops: Drop edges from a node to itself.
         drop_missing: Drop and count edges with an empty or unknown end.
@@ -147,12 +157,14 @@ def ingest(
 
     >>> ooc.ingest("papers.ooc", edges="edges/*.parquet", nodes="nodes.parquet", label="y", x_cols="f*").num_nodes
     8000000
+    >>> writes = ("author", "writes", "paper")
+    >>> ooc.ingest("mag.ooc", nodes={"paper": "papers.csv", "author": None}, edges={writes: "writes/*.parquet"}, reverse=True)
     >>> ooc.ingest("tiny.ooc", edges=edge_index, features={"x": x}, labels=y, random_split=(0.6, 0.2, 0.2))
     """
     given = {name: value for name, value in locals().items() if name not in ("out", "progress")}
     with staged(given) as settings:
-        spec = parse(IngestSpec, {"out": Path(out), **settings})
-        if spec.pyg is None:
+        spec = spec_of({"out": Path(out), **settings}, parse)
+        if isinstance(spec, HeteroSpec) or spec.pyg is None:
             from ooc.stores.ingest import ingest as build
 
             return build(spec, progress)
@@ -162,10 +174,11 @@ def ingest(
 
 
 def from_data(
-    data: "Data | TemporalData | Iterable[Data] | Mapping[str, Iterable[Data]]",
+    data: "Data | HeteroData | TemporalData | Iterable[Data] | Mapping[str, Iterable[Data]]",
     path: Path | str,
     *,
     undirected: bool = False,
+    reverse: bool = False,
     time_unit: Literal["s", "ms", "us", "ns"] = "s",
     dtype: Dtype = "auto",
     task: LabelKind = "auto",
@@ -178,12 +191,15 @@ def from_data(
     memory: str | int = "2GB",
     progress: Progress | None = None,
 ) -> Dataset:
-    """Write a PyG `Data`, `TemporalData` or data set of graphs to a new store, and open it.
+    """Write a PyG `Data`, `HeteroData`, `TemporalData` or data set of graphs to a new store, and open it.
 
     x, y, edge_index, edge_weight and the masks become features, labels, edges, weights and splits. Every other tensor or array
     with a row per node or per edge is stored under its name, read by `ds.rows(name)` and `ds.edge_features(name)`. What is left
     out, and what is stored but in no batch, is said in a warning. Arrays are copied a block at a time. Labels of edges are
     `edge_y` [E] or [E, T], and `edge_train_mask`, `edge_val_mask` and `edge_test_mask` [E] their splits.
+
+    Of a `HeteroData`, the same by type, and `time` of edges is their time; an edge type "rev_" + name with the edges of another
+    one in the other direction is known as its reverse. Random splits are of the node types with labels.
 
     Of a `TemporalData`, src, dst and t become the events, in order of time; msg, y and every other tensor with a row per event
     are their columns, [k, 1] where the tensor has one dimension.
@@ -193,11 +209,13 @@ def from_data(
     are read once, one by one; splits are of graphs.
 
     Args:
-        data: A homogeneous graph, events, or several graphs; tensors of any dtype, layout and device, numpy arrays and memory
-            maps are taken.
+        data: A homogeneous or heterogeneous graph, events, or several graphs; tensors of any dtype, layout and device, numpy
+            arrays and memory maps are taken.
         path: Directory of the store; it must not exist.
         undirected: Add the reverse of every edge. PyG's undirected graphs have both directions already. Models of events need
-            it, because a node's past includes the events it is the source of.
+            it, because a node's past includes the events it is the source of. Of a `HeteroData` those of edges between nodes
+            of one type.
+        reverse: Add a reverse edge type "rev_" + name to every edge type of a `HeteroData`.
         time_unit: Unit of a `TemporalData`'s times.
         dtype: How x is stored; "auto": integers as they are, everything else as float32.
         task: What y is: "classification", "regression" (numbers to predict, NaN where unknown), or "auto": a regression where
@@ -227,11 +245,13 @@ def from_data(
     >>> loader = ooc.GraphLoader(ds, input_graphs="train", batch_size=32, shuffle=True)
     """
     from ooc.pyg.graph_arrays import arrays_for
+    from ooc.pyg.hetero_arrays import hetero_arrays_of, is_hetero
     from ooc.runtime.messages import warn_user
     from ooc.stores.ingest import ingest as build
 
     settings: dict[str, Any] = {
         "undirected": undirected,
+        "reverse": reverse,
         "dtype": dtype,
         "seed": seed,
         "split_index": split_index,
@@ -240,10 +260,14 @@ def from_data(
     settings |= {"parts": parts, "order": order, "allow_nan": allow_nan, "memory": memory, "time_unit": time_unit}
     settings["random_split"] = None if random_split is None else joined(random_split)
     spec = parse(IngestSpec, {"out": Path(path), "pyg": "data", **settings})
-    with arrays_for(data, "data", spec.out) as (found, left_out, time):
-        drawn = _SPLITS if random_split is not None else ()
-        arrays = {name: array for name, array in found.items() if name not in drawn}
-        result = build(spec if time is None else spec.with_times(time), progress, arrays)
+    if is_hetero(data):
+        typed, left_out, hetero = hetero_arrays_of(data, spec)
+        result = build(hetero, progress, typed)
+    else:
+        with arrays_for(data, "data", spec.out) as (found, left_out, time):
+            drawn = _SPLITS if random_split is not None else ()
+            arrays = {name: array for name, array in found.items() if name not in drawn}
+            result = build(spec if time is None else spec.with_times(time), progress, arrays)
     if left_out:
         result = replace(result, notes=(f"left out: {', '.join(left_out)}", *result.notes))
     for note in result.notes:

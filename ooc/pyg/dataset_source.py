@@ -11,6 +11,7 @@ from typing import Any
 
 from ooc.pyg.data_arrays import arrays_of
 from ooc.pyg.graph_arrays import arrays_for
+from ooc.pyg.hetero_arrays import hetero_arrays_of, is_hetero
 from ooc.runtime.restoring import working_directory_left
 from ooc.stores.errors import ConfigError
 from ooc.stores.ingest import IngestResult, IngestSpec
@@ -27,11 +28,18 @@ def ingest(spec: IngestSpec, progress: Progress | None = None) -> IngestResult:
     if spec.pyg is None:
         return build(spec, progress)
     dataset, name, many = read_pyg(spec.pyg, arguments(spec.arg))
+    if not many and is_hetero(dataset):
+        typed, left_out, hetero = hetero_arrays_of(dataset, spec)
+        result = build(hetero, progress, typed)
+        return replace(result, notes=(*_left_out(left_out), *result.notes))
     with arrays_for(dataset, name, spec.out) if many else nullcontext(arrays_of(dataset, name)) as found:
         arrays, left_out, time = found
         result = build(spec if time is None else spec.with_times(time), progress, arrays)
-    notes = [f"left out: {', '.join(left_out)}"] if left_out else []
-    return replace(result, notes=(*notes, *result.notes))
+    return replace(result, notes=(*_left_out(left_out), *result.notes))
+
+
+def _left_out(what: list[str]) -> list[str]:
+    return [f"left out: {', '.join(what)}"] if what else []
 
 
 def arguments(pairs: list[str]) -> dict[str, Any]:

@@ -10,8 +10,11 @@ import numpy as np
 
 from ooc.stores.errors import InputError
 from ooc.stores.ingest.arrays import save_arrays
+from ooc.stores.ingest.spec import BY_EDGE_TYPE, BY_NODE_TYPE
+from ooc.stores.ingest.typed_spec import is_typed
 from ooc.stores.io.working import scratch_folder
 
+_TYPED = (*BY_NODE_TYPE, *BY_EDGE_TYPE)
 FileOrArray = str | Path | np.ndarray[Any, Any]
 Folder = Callable[[], Path]
 """makes a temporary folder, the first time it is called"""
@@ -31,8 +34,28 @@ def staged(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 made.append(stack.enter_context(scratch_folder(None, "ooc-arrays")))
             return made[0]
 
-        settings = {name: _as_setting(name, value, folder) for name, value in arguments.items()}
+        typed = is_typed(arguments.get("edges"))
+        settings = {
+            name: _by_type(name, value, folder) if typed and name in _TYPED else _as_setting(name, value, folder)
+            for name, value in arguments.items()
+        }
         yield {name: value for name, value in settings.items() if value is not None}
+
+
+def _by_type(name: str, value: Any, folder: Folder) -> Any:
+    """The setting of an argument given by type; texts say their types themselves."""
+    if not isinstance(value, Mapping):
+        return value
+    found = {}
+    for number, (key, each) in enumerate(value.items()):
+
+        def own(part: str = f"{name}-{number}") -> Path:
+            path = folder() / part
+            path.mkdir(exist_ok=True)
+            return path
+
+        found[key] = _as_setting(name, each, own)
+    return found
 
 
 def joined(value: str | Iterable[Any]) -> str:
@@ -47,6 +70,9 @@ def _as_setting(name: str, value: Any, folder: Folder) -> Any:
         return _as_pairs(name, value, folder)
     if name in ("label", "edge_label", "graph_label", "x_cols", "one_hot", "codes", "random_split"):
         return joined(value)
+    texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    if texts and name in _TYPED and (len(value) == 1 or name in ("edges", "nodes")):
+        return value  # options of the command line, which may be repeated
     if name in ("edges", "nodes", "graphs", "labels", "train", "val", "test"):
         return str(_as_file(name, value, folder))
     return value

@@ -88,7 +88,7 @@ class NewNodes:
                 raise InputError(f"{table.shown} has text ids; those of {self.spec.out} are whole numbers")
         self._columns = columns
         settings = {"allow_nan": self.spec.allow_nan, "drop_missing": self.spec.drop_missing}
-        self._scan, _ = ids.scan(self.duck, columns, self.kind, count_ids=False, **settings)
+        self._scan = ids.scan(self.duck, columns, (self.kind, self.kind), count_ids=False, **settings)
         if not self._scan.edges:
             raise InputError(f"{table.shown} has no edges: there is nothing to append")
 
@@ -167,13 +167,15 @@ class NewNodes:
         why = f"as {self.spec.out} and what is given say"
         if not given and not self._needed:
             most = ids.DENSE * (self.now + 2 * scan.edges)
-            self._limit = max(self.now, min(scan.high + 1, most))
+            self._limit = max(self.now, min(max(scan.src.high, scan.dst.high) + 1, most))
             self.count, why = self._limit - self.now, "a greater id is taken for a mistake"
-        ids.refuse_out_of_range(self.duck, columns, scan, self._limit, why)
+        ids.refuse_out_of_range(self.duck, columns, scan, [ids.Bound(side, self._limit, why) for side in ("src", "dst")])
 
     def _settle_ids(self, columns: EdgeColumns) -> None:
         """Write stage/pairs.parquet: the edges' distinct ids and their rows, null if an edge is to be dropped."""
-        ids.distinct_ids(self.duck, columns.relation(self.kind), 0, self.stage, silent)
+        relation = columns.relation((self.kind, self.kind))
+        ends = [f"SELECT {side} AS id FROM ({relation})" for side in ("src", "dst")]
+        ids.distinct_ids(self.duck, ends, 0, self.stage, silent)
         free = self.table is None and not self._needed and not self.spec.drop_missing
         schema = pa.schema([("id", pa.int64() if self.kind == "int" else pa.string()), ("row", pa.int64())])
         missing = False
@@ -186,7 +188,8 @@ class NewNodes:
         if missing and not self.spec.drop_missing:
             known = f"SELECT id FROM {self._pairs} WHERE row IS NOT NULL"
             shown = str(self.spec.out) + ("" if self.table is None else f" nor in {self.table.shown}")
-            ids.refuse_missing(self.duck, columns, self.kind, known, shown)
+            tables = [ids.IdTable(side, known, shown) for side in ("src", "dst")]
+            ids.refuse_missing(self.duck, columns, (self.kind, self.kind), tables)
 
     @property
     def _pairs(self) -> str:
@@ -194,7 +197,7 @@ class NewNodes:
 
     def mapped(self, columns: EdgeColumns) -> str:
         """SQL of the edges in input order: src, dst (rows, NULL for an unknown end), edge_id, weight, time."""
-        relation, rest = columns.relation(self.kind), ", ".join(["edge_id", *columns.rest])
+        relation, rest = columns.relation((self.kind, self.kind)), ", ".join(["edge_id", *columns.rest])
         if not self.is_mapped:
             ends = [f"CASE WHEN {end} BETWEEN 0 AND {self._limit - 1} THEN {end} END AS {end}" for end in ("src", "dst")]
             return f"SELECT {', '.join(ends)}, {rest} FROM ({relation}) ORDER BY edge_id"

@@ -2,5 +2,6 @@
 
 from ooc.stores.ingest.build import ingest
 from ooc.stores.ingest.spec import IngestResult, IngestSpec
+from ooc.stores.ingest.typed_spec import HeteroSpec, spec_of
 
-__all__ = ["IngestResult", "IngestSpec", "ingest"]
+__all__ = ["HeteroSpec", "IngestResult", "IngestSpec", "ingest", "spec_of"]

@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,35 +15,31 @@ from ooc.stores import manifest as names
 from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.build import finish_store
 from ooc.stores.errors import ConfigError, InputError, StoreError
-from ooc.stores.ingest import duck as sql
-from ooc.stores.ingest import edges as csc
 from ooc.stores.ingest import ids
 from ooc.stores.ingest.arrange import MakeSink
 from ooc.stores.ingest.arrays import Arrays, blocks_of
-from ooc.stores.ingest.datasets import Inputs, gather, input_files
+from ooc.stores.ingest.datasets import Inputs, gather, gather_typed, input_files, refuse_files_twice
 from ooc.stores.ingest.duck import Duck, Progress, silent
-from ooc.stores.ingest.edge_features import EdgeFeatures
-from ooc.stores.ingest.edge_labels import NONE as NO_LABELS
-from ooc.stores.ingest.edge_labels import EdgeLabels
-from ooc.stores.ingest.events import Events
+from ooc.stores.ingest.edge_type import EdgeTypeIngest
 from ooc.stores.ingest.graphs import GraphSteps
-from ooc.stores.ingest.ids import EdgeColumns, EdgeScan
-from ooc.stores.ingest.node_arrays import NodeArrays
-from ooc.stores.ingest.node_inputs import NodeInputs
+from ooc.stores.ingest.ids import EdgeScan
+from ooc.stores.ingest.node_type import End, NodeTypeIngest
 from ooc.stores.ingest.renumber import Renumbering
 from ooc.stores.ingest.spec import IngestResult, IngestSpec
 from ooc.stores.ingest.steps import Steps, fingerprint
-from ooc.stores.ingest.times import TimeColumn, time_column
+from ooc.stores.ingest.typed_spec import HeteroSpec, Spec
 from ooc.stores.io.atomic import check_absent, partial_path, write_error
 from ooc.stores.io.working import tidy
-from ooc.stores.manifest import Input, Manifest, Partition
+from ooc.stores.manifest import EdgeKey, Manifest, Partition, show_edge_type
 from ooc.stores.sizes import format_bytes
 
 _FREE = {"memory"}
 """settings that do not change the store, so a resumed ingest may change them"""
+TypedArrays = Mapping[str | EdgeKey, Arrays]
+"""arrays of a heterogeneous graph in memory by type"""
 
 
-def ingest(spec: IngestSpec, progress: Progress | None = None, arrays: Arrays | None = None) -> IngestResult:
+def ingest(spec: Spec, progress: Progress | None = None, arrays: Arrays | TypedArrays | None = None) -> IngestResult:
     """Build the store `spec.out`; equal inputs give the same bytes for any memory and number of threads.
 
     (Except with `partitioner="auto"`, where the memory may select the partitioner; the manifest names it.) The store is built
@@ -54,7 +51,7 @@ def ingest(spec: IngestSpec, progress: Progress | None = None, arrays: Arrays | 
         spec: What to ingest.
         progress: Called with the step, the units done and in total.
         arrays: Arrays of a data set in memory (x, y, edge_index, train_mask, ...), instead of files. Further ones with a row
-            per node or per edge are stored under their names.
+            per node or per edge are stored under their names. Of a heterogeneous graph: such arrays by type.
 
     Raises:
         InputError: If the input is wrong; names file, row and value.
@@ -65,16 +62,19 @@ def ingest(spec: IngestSpec, progress: Progress | None = None, arrays: Arrays | 
     100000000
     """
     begin = time.perf_counter()
+    if isinstance(spec, IngestSpec) and spec.reverse:
+        raise ConfigError("`reverse` adds edge types, and the edges have none: give `undirected`")
+    typed: Any = arrays if isinstance(spec, HeteroSpec) or arrays is None else {"": arrays}
     if spec.pyg is not None and arrays is None:
         raise ConfigError("PyG data sets are read by ooc.pyg.dataset_source.ingest, which imports torch: call that instead")
     tidy(spec.out)
     check_absent(spec.out)
-    key = fingerprint(_settings(spec, arrays), input_files(spec))
+    key = fingerprint(_settings(spec, typed), _files(spec))
     steps = Steps(spec.out, key)
     keep = False
     try:
         with Duck(spec.memory_bytes, steps.spill) as duck:
-            result = _Build(spec, steps, duck, progress or silent).run(arrays)
+            result = _Build(spec, steps, duck, progress or silent).run(typed)
     except OSError as error:
         raise _disk(error, spec.out) from error
     except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -91,13 +91,24 @@ def _disk(error: OSError, out: Path) -> StoreError:
     return StoreError(f"{error.filename} cannot be read: {error.strerror or error}; check the file and the permissions")
 
 
-def _settings(spec: IngestSpec, arrays: Arrays | None) -> str:
+def _files(spec: Spec) -> list[Path]:
+    """Every file the specification names. Raises InputError for a missing one, and for one that is listed twice."""
+    if isinstance(spec, IngestSpec):
+        return input_files(spec)
+    refuse_files_twice(spec.nodes, "nodes", ["id"])
+    refuse_files_twice(spec.edges, "edges", ["src", "dst"])
+    return [path for each in (*spec.nodes.values(), *spec.edges.values()) for path in input_files(each)]
+
+
+def _settings(spec: Spec, arrays: TypedArrays | None) -> str:
     digest = hashlib.sha256()
-    for name, given in sorted((arrays or {}).items()):
-        array = np.load(given, mmap_mode="r") if isinstance(given, Path) else given
-        digest.update(f"{name} {array.dtype} {array.shape} ".encode())
-        for block in blocks_of(array):
-            digest.update(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+    for of_type, own in (arrays or {}).items():
+        digest.update(str(of_type).encode())
+        for name, given in sorted(own.items()):
+            array = np.load(given, mmap_mode="r") if isinstance(given, Path) else given
+            digest.update(f"{name} {array.dtype} {array.shape} ".encode())
+            for block in blocks_of(array):
+                digest.update(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
     return spec.model_dump_json(exclude=_FREE) + _creator() + digest.hexdigest()
 
 
@@ -111,76 +122,204 @@ def _creator() -> str:
 class _Build:
     """One ingest. Each method is a step or two; results are passed on through the journal as JSON."""
 
-    def __init__(self, spec: IngestSpec, steps: Steps, duck: Duck, progress: Progress) -> None:
+    def __init__(self, spec: Spec, steps: Steps, duck: Duck, progress: Progress) -> None:
         self.spec, self.steps, self.duck, self.progress = spec, steps, duck, progress
-        self.store, self.stage = steps.store, steps.stage
-        self.order: Renumbering | None = None
-        self.make_sink: MakeSink = Appender
-        self.events: Events | None = None
+        self.nodes: dict[str, NodeTypeIngest] = {}
+        self.edges: dict[EdgeKey, EdgeTypeIngest] = {}
+        self.notes: list[str] = []
         self.graphs: GraphSteps | None = None
 
-    def run(self, arrays: Arrays | None) -> dict[str, Any]:
-        raw = self.steps.run(
-            "gather", lambda: gather(self.spec, self.duck, self.stage, arrays, self.progress).to_json(), [self.stage]
-        )
-        self.inputs = Inputs.from_json(raw)
-        self.columns = self._columns()
-        if self.inputs.of_graphs(self.spec):
-            settings = self.spec.with_graphs(), self.steps, self.duck, self.progress, self.inputs
-            self.graphs = GraphSteps(*settings)
-        self.arrays = NodeInputs(self.spec, self.inputs, self.duck)
-        self.edge_features = EdgeFeatures(self.spec, self.steps, self.duck, self.progress, self.columns, self.inputs)
-        self.edge_labels = EdgeLabels(self.spec, self.steps, self.duck, self.columns, self.inputs)
-        space = self._id_space()
-        self.num_nodes = int(space["num_nodes"])
+    def run(self, arrays: TypedArrays | None) -> dict[str, Any]:
+        self._gather(arrays)
+        self._choose_rows()
         self._check_counts()
         if self.graphs is not None:
             self.graphs.find()
-        relation = self._mapped(space)
-        of_node = None if self.graphs is None else self.graphs.of_node
-        if self.spec.parts is not None or self.spec.order != "input" or of_node is not None:
-            self.order = Renumbering(self.spec, self.steps, self.duck, self.progress, self.num_nodes, of_node)
-            relation = self.order.edges(relation, space["edges"], self.columns.rest)
-            self.make_sink = self.order.arranging().sink
-        self._write_ids(space)
-        relation = self._events(space, relation)
-        graph = self._graph(space, relation)
-        partition = None if self.order is None else self.order.parts()
-        new = None if self.order is None else self.order.new
-        spec = self.spec if self.graphs is None else self.spec.model_copy(update={"random_split": None, "split_index": None})
-        of_nodes = NodeArrays(spec, self.steps, self.duck, self.progress, self.inputs, self.num_nodes, self.make_sink, new)
+        relations = {key: edges.mapped() for key, edges in self.edges.items()}
+        order = self._renumber(relations)
+        self._write_ids(order)
+        added = self.spec.added_reverses
+        for key, edges in self.edges.items():
+            in_order = not edges.source.mapped and not edges.target.mapped and order is None
+            check = None if self.graphs is None else self.graphs.edge_check(edges.columns)
+            edges.write_graph(edges.without_loops(relations[key], in_order), added.get(key), check)
+        partition = None if order is None else order.parts()
         graphs = None if self.graphs is None else self.graphs.write()
-        split = of_nodes.splits()
-        found = of_nodes.labels()
-        features = of_nodes.features(split, None if self.graphs is None else self.graphs.training())
-        births = of_nodes.births(self.columns.time)
-        of_edges, edge_labels = self.edge_features.write(self._edge_sink), self.edge_labels.write(self._edge_sink)
-        manifest = self._manifest(space, graph, split, found, [*features, *births], partition)
-        manifest = manifest.with_edges([*of_edges], **{name: edge_labels[name] for name in NO_LABELS})
-        manifest = manifest.model_copy(update={"graphs": graphs})
-        finish_store(self.store, self.spec.out, manifest)
-        dropped = {name: int(graph[name]) for name in ("missing", "self_loops", "duplicates") if graph[name]}
-        wild = int(space["wild"]) + sum(int(each["wild"]) for each in [*features.values(), *of_edges.values()])
+        self._write_arrays(order)
+        manifest = self._manifest(partition, order).model_copy(update={"graphs": graphs})
+        finish_store(self.steps.store, self.spec.out, manifest)
+        return self._result(manifest, partition)
+
+    def _gather(self, arrays: TypedArrays | None) -> None:
+        """Step gather, of each type of a heterogeneous graph, and the types."""
+        if isinstance(self.spec, IngestSpec):
+            inputs = self._inputs(self.spec, self.steps, None, None if arrays is None else arrays[""])
+            of_nodes: dict[str, Inputs] = dict.fromkeys(self.spec.node_types, inputs)
+            of_edges: dict[EdgeKey, Inputs] = dict.fromkeys(self.spec.edge_types, inputs)
+            self.notes += inputs.notes
+            if inputs.of_graphs(self.spec):
+                self.graphs = GraphSteps(self.spec.with_graphs(), self.steps, self.duck, self.progress, inputs)
+        else:
+            of_nodes = {name: self._inputs_of(name, each, arrays) for name, each in self.spec.node_types.items()}
+            of_edges = {key: self._inputs_of(key, each, arrays) for key, each in self.spec.edge_types.items()}
+        for name, each in self.spec.node_types.items():
+            self.nodes[name] = NodeTypeIngest(name, each, self._steps_of(name), self.duck, self.progress, of_nodes[name])
+        for key, each in self.spec.edge_types.items():
+            given = (key, each, self._steps_of(key), self.duck, self.progress, of_edges[key])
+            self.edges[key] = EdgeTypeIngest(*given, self.nodes[key[0]], self.nodes[key[2]])
+
+    def _steps_of(self, of_type: str | EdgeKey) -> Steps:
+        if isinstance(self.spec, IngestSpec):
+            return self.steps
+        return self.steps.of(of_type if isinstance(of_type, str) else show_edge_type(of_type))
+
+    def _inputs_of(self, of_type: str | EdgeKey, spec: IngestSpec, arrays: TypedArrays | None) -> Inputs:
+        found = self._inputs(spec, self._steps_of(of_type), of_type, None if arrays is None else arrays[of_type])
+        self.notes += found.notes
+        return found
+
+    def _inputs(self, spec: IngestSpec, steps: Steps, of_type: str | EdgeKey | None, arrays: Arrays | None) -> Inputs:
+        def found() -> Inputs:
+            if of_type is None:
+                return gather(spec, self.duck, steps.stage, arrays, self.progress)
+            shown = f"{spec.pyg or 'data'}[{of_type!r}]"
+            of_edges = isinstance(of_type, tuple)
+            return gather_typed(spec, of_edges, self.duck, steps.stage, arrays, shown, self.progress)
+
+        return Inputs.from_json(steps.run("gather", lambda: found().to_json(), [steps.stage]))
+
+    def _ends(self, node: NodeTypeIngest) -> list[End]:
+        """The ends of edges that are nodes of a type."""
+        sides = [(edges, side, end) for edges in self.edges.values() for side, end in (("src", 0), ("dst", 2))]
+        return [End(edges, side) for edges, side, end in sides if edges.key[end] == node.name]
+
+    def _choose_rows(self) -> None:
+        """Steps scan and ids: which ids there are, and which rows they have."""
+        found = self.steps.run("scan", self._scan)
+        for name, node in self.nodes.items():
+            node.kind = found["kinds"][name]
+        for key, edges in self.edges.items():
+            edges.scan = EdgeScan.from_json(found["edges"][show_edge_type(key)])
+        for node in self.nodes.values():
+            node.choose_rows(self._ends(node))
+
+    def _scan(self) -> dict[str, Any]:
+        for node in self.nodes.values():
+            node.refuse_text()
+        for node in self.nodes.values():
+            node.kind = node.choose_kind(self._ends(node))
+        edges = {show_edge_type(key): asdict(edges.look()) for key, edges in self.edges.items()}
+        return {"kinds": {name: node.kind for name, node in self.nodes.items()}, "edges": edges}
+
+    def _check_counts(self) -> None:
+        """Check that every array has one row per node or edge, and that the store has space, before the long work starts."""
+        for node in self.nodes.values():
+            asked = node.spec.num_nodes
+            if asked is not None and asked != node.num_nodes:
+                raise InputError(f"`num_nodes` is {asked}, but {node.why} has {node.num_nodes} rows: leave it out")
+        free = shutil.disk_usage(self.steps.root).free
+        largest = max(self.nodes.values(), key=lambda node: node.num_nodes)
+        needed = 8 * sum(edges.target.num_nodes for edges in self.edges.values())
+        if needed > free:
+            raise InputError(
+                f"{largest.num_nodes:,} nodes ({largest.why}) need {format_bytes(needed)} for the offsets of their edges "
+                f"alone, and {self.spec.out} has {format_bytes(free)} of disk: correct the number, or choose another disk"
+            )
+        for node in self.nodes.values():
+            node.check_arrays()
+        normalize = next(iter(self.spec.node_types.values())).normalize
+        if normalize != "none" and not any(node.arrays.names for node in self.nodes.values()):
+            raise ConfigError(f"`normalize={normalize!r}` scales features, and there are none: leave it out")
+        for edges in self.edges.values():
+            edges.features.check()
+            edges.labels.check()
+
+    def _renumber(self, relations: dict[EdgeKey, str]) -> Renumbering | None:
+        """The steps of another order of nodes, of a homogeneous graph: its edges in `relations` get the new rows."""
+        spec, of_node = self.spec, None if self.graphs is None else self.graphs.of_node
+        if not isinstance(spec, IngestSpec) or (spec.parts is None and spec.order == "input" and of_node is None):
+            return None
+        ((key, edges),) = self.edges.items()
+        order = Renumbering(spec, self.steps, self.duck, self.progress, edges.target.num_nodes, of_node)
+        relations[key] = order.edges(relations[key], edges.scan.edges, edges.columns.rest)
+        return order
+
+    def _write_ids(self, order: Renumbering | None) -> None:
+        """Step ids.lmdb, if ids are not rows, or rows not the input's."""
+        path = self.steps.store / names.IDS
+        pairs = {node.name: node.pairs() for node in self.nodes.values() if node.mapped}
+        if order is not None:
+            pairs = {name: order.ids(pairs.get(name)) for name in self.nodes}
+
+        def fill() -> dict[str, Any]:
+            for name, each in pairs.items():
+                node = self.nodes[name]
+                ids.write_lmdb(self.duck, path, node.kind, each, node.num_nodes, self.progress, name)
+            return {}
+
+        if pairs:
+            self.steps.run("ids.lmdb", fill, [path])
+
+    def _write_arrays(self, order: Renumbering | None) -> None:
+        """The steps of node arrays and edge features."""
+        make_sink: MakeSink = Appender if order is None else order.arranging().sink
+        for name, node in self.nodes.items():
+            times = [edges.columns.time for key, edges in self.edges.items() if key[2] == name]
+            node.write(make_sink, None if order is None else order.new, times[0] if times else None, self.graphs)
+        for edges in self.edges.values():
+            edges.write_features()
+
+    def _manifest(self, partition: Partition | None, order: Renumbering | None) -> Manifest:
+        if isinstance(self.spec, IngestSpec):
+            return self._of_only_type(self.spec, partition, order)
+        added, known = self.spec.added_reverses, self.spec.known_reverses
+        types = [each.described(added.get(key), known.get(key)) for key, each in self.edges.items()]
+        edge_types = [each[0] for each in types] + [reverse for each in types for reverse in each[1:]]
+        node_types = [node.described() for node in self.nodes.values()]
+        return Manifest.heterogeneous(node_types, edge_types, created_by=_creator())
+
+    def _of_only_type(self, spec: IngestSpec, partition: Partition | None, order: Renumbering | None) -> Manifest:
+        """The manifest of a homogeneous graph."""
+        (node,), (edges,) = self.nodes.values(), self.edges.values()
+        return Manifest.homogeneous(
+            num_nodes=node.num_nodes,
+            num_edges=int(edges.made["slots"]),
+            arrays=node.array_names,
+            splits=node.made["split"]["sizes"],
+            id_kind=node.kind if node.mapped or order is not None else None,
+            columns=["edge_id", *edges.columns.rest],
+            has_self_loops=edges.made["loops"] > 0,
+            weighted=edges.columns.weight is not None,
+            undirected=spec.undirected,
+            partition=partition,
+            order=spec.order,
+            time=None if edges.events is None else edges.events.described(),
+            input=edges.left_out(),
+            created_by=_creator(),
+            **node.made["labels"],
+        ).with_edges([*edges.made["features"]], **edges.made["labels"])
+
+    def _result(self, manifest: Manifest, partition: Partition | None) -> dict[str, Any]:
+        """The fields of the result."""
+        made = [each.made for each in self.nodes.values()] + [each.made for each in self.edges.values()]
+        of_arrays = [each for part in made for each in part["features"].values()]
+        reasons = ("missing", "self_loops", "duplicates")
+        dropped = {name: sum(edges.dropped[name] for edges in self.edges.values()) for name in reasons}
+        split_notes = [f"{note}{node.of}" for node in self.nodes.values() for note in node.made["split"]["notes"]]
+        split_notes += [note for edges in self.edges.values() for note in edges.notes]
+        split_notes += [] if self.graphs is None else self.graphs.splits()["notes"]
         return {
             "path": self.spec.out,
-            "num_nodes": self.num_nodes,
-            "num_edges": int(graph["slots"]),
-            "dropped": dropped,
-            "non_finite": wild,
+            "num_nodes": manifest.num_nodes,
+            "num_edges": manifest.num_edges,
+            "dropped": {name: count for name, count in dropped.items() if count},
+            "non_finite": sum([each.scan.wild for each in self.edges.values()] + [int(each["wild"]) for each in of_arrays]),
             "partition": partition,
-            "num_graphs": None if graphs is None else graphs.count,
-            "notes": (*self._notes(split), *edge_labels.get("notes", ()), *self._unused([*features], [*of_edges])),
+            "num_graphs": None if manifest.graphs is None else manifest.graphs.count,
+            "notes": (*self.steps.notes, *self.notes, *split_notes, *self._unused()),
         }
 
-    def _notes(self, split: dict[str, Any]) -> list[str]:
-        of_graphs = [] if self.graphs is None else self.graphs.splits()["notes"]
-        return [*self.steps.notes, *self.inputs.notes, *split["notes"], *of_graphs]
-
-    def _edge_sink(self) -> MakeSink:
-        """What makes the sinks of arrays with one row per input edge."""
-        return Appender if self.events is None else self.events.sink()
-
-    def _unused(self, of_nodes: list[str], of_edges: list[str]) -> list[str]:
+    def _unused(self) -> list[str]:
         """Say which arrays are stored and reach no batch by themselves, a line for nodes and one for edges.
 
         Those of many graphs do.
@@ -188,251 +327,12 @@ class _Build:
         lines: list[str] = []
         if self.graphs is not None:
             return lines
-        if others := sorted({*of_nodes} - {"x"}):
-            lines.append(f"stored, but not in batches: {', '.join(others)} (of nodes: ds.rows(NAME), by batch.n_id)")
-        if self.events is None and (others := sorted({*of_edges} - {"edge_attr"})):
-            lines.append(f"stored, in batches on request: {', '.join(others)} (of edges: edge_features=[NAME] of a loader)")
+        for node in self.nodes.values():
+            if others := sorted({*node.made["features"]} - {"x"}):
+                read = "ds.rows(NAME)" if not node.of else f"ds.nodes({node.name!r}).rows(NAME)"
+                lines.append(f"stored, but not in batches: {', '.join(others)} (of nodes: {read}, by batch.n_id)")
+        for edges in self.edges.values():
+            others = sorted({*edges.made["features"]} - {"edge_attr"})
+            if others and edges.events is None:
+                lines.append(f"stored, in batches on request: {', '.join(others)} (of edges: edge_features=[NAME] of a loader)")
         return lines
-
-    def _columns(self) -> EdgeColumns:
-        table, plain = self.inputs.edges, self.spec.edges is not None
-        src = table.column(self.spec.src if plain or table.text else "src", "sources", ("src", 0))
-        dst = table.column(self.spec.dst if plain or table.text else "dst", "destinations", ("dst", 1))
-        weight = self.inputs.weight
-        held = None if weight is None else table.column(weight, "weights")
-        time = None if self.spec.time is None else TimeColumn(**self.steps.run("time", self._look_at_time))
-        return EdgeColumns(table, src, dst, held, time)
-
-    def _look_at_time(self) -> dict[str, Any]:
-        assert self.spec.time is not None
-        found = time_column(self.duck, self.inputs.edges, self.spec.time, "times", self.spec.time_unit)
-        return asdict(found)
-
-    def _rows_known(self) -> tuple[int, str] | None:
-        """The number of nodes that the inputs determine, and which of them does."""
-        inputs = self.inputs
-        if inputs.nodes is not None:
-            return inputs.nodes.rows, inputs.nodes.shown
-        if inputs.num_nodes is not None:
-            return inputs.num_nodes, "`num_nodes`" if self.spec.num_nodes else "as the data set says"
-        for rows in (self.arrays.features(name) for name in self.arrays.names):
-            return rows.count, rows.shown
-        rows_of_labels = self.arrays.labels()
-        return None if rows_of_labels is None else (rows_of_labels.count, rows_of_labels.shown)
-
-    def _id_space(self) -> dict[str, Any]:
-        """Steps scan and ids: {edges, kind, low, high, num_nodes, mapped: bool, wild}."""
-        known = self._rows_known()
-        self.why = known[1] if known else "as the edges say"
-        scanned = self.steps.run("scan", lambda: self._scan(known))
-        found = EdgeScan(**{key: scanned[key] for key in ("edges", "kind", "low", "high", "distinct", "empty")})
-        return scanned | self.steps.run("ids", lambda: self._choose(found, known), [self.stage / "ids.parquet"])
-
-    def _scan(self, known: tuple[int, str] | None) -> dict[str, Any]:
-        self.progress("scan edges", 0, self.inputs.edges.rows)
-        asked = self.spec.id_type
-        if known and self.inputs.nodes is None:
-            if asked == "str":
-                raise InputError(f"rows come from {known[1]}, so text ids cannot be placed: list them in a table, `nodes`")
-            asked = "int" if self.inputs.edges.text else "auto"
-        edges = self.inputs.edges
-        if edges.rows == 0:
-            return self._no_edges(known)
-        kind = ids.id_kind(self.duck, edges, [self.columns.src, self.columns.dst], asked)
-        if kind == "str" and known and self.inputs.nodes is None:
-            raise InputError(
-                f"{edges.shown} has text ids, which {known[1]} cannot place in rows: list them in a table, `nodes`"
-            )
-        if self.inputs.nodes is not None:
-            kind = self._node_kind(kind)
-        settings = {"count_ids": known is None, "allow_nan": self.spec.allow_nan, "exact": self.spec.dtype in ("auto", "int64")}
-        settings["drop_missing"] = self.spec.drop_missing
-        found, wild = ids.scan(self.duck, self.columns, kind, **settings)
-        self.progress("scan edges", found.edges, found.edges)
-        return ids.to_json(found) | {"wild": wild}
-
-    def _no_edges(self, known: tuple[int, str] | None) -> dict[str, Any]:
-        """The scan of no edges: a graph if its nodes are known."""
-        shown = self.inputs.edges.shown
-        if known is None:
-            raise InputError(f"{shown} has no edges, which give the nodes: give these by `num_nodes`, `nodes` or `features`")
-        if self.spec.time is not None:
-            raise InputError(f"{shown} has no edges: a temporal graph needs at least one")
-        kind: names.IdKind = "int" if self.inputs.nodes is None else self._node_kind("int")
-        return ids.to_json(EdgeScan(0, kind, 0, -1, None)) | {"wild": 0}
-
-    def _node_kind(self, edge_kind: names.IdKind) -> names.IdKind:
-        table = self.inputs.nodes
-        assert table is not None
-        column = table.column(self.spec.id, "node ids", ("id", 0))
-        kind = ids.id_kind(self.duck, table, [column], self.spec.id_type)
-        return "str" if "str" in (kind, edge_kind) else "int"
-
-    def _choose(self, found: EdgeScan, known: tuple[int, str] | None) -> dict[str, Any]:
-        """{num_nodes, mapped}: whether ids are rows; otherwise rows come from the node table or by rank."""
-        table = self.inputs.nodes
-        if table is not None:
-            column = table.column(self.spec.id, "node ids", ("id", 0))
-            mapped = not ids.check_node_ids(self.duck, table, column, found.kind)
-            return {"num_nodes": table.rows, "mapped": mapped}
-        if known is not None:
-            return {"num_nodes": known[0], "mapped": False}
-        assert found.distinct is not None
-        if found.kind == "int" and found.low >= 0 and found.high < ids.DENSE * max(found.distinct, 2):
-            return {"num_nodes": found.high + 1, "mapped": False}
-        relation = self.columns.relation(found.kind)
-        count = ids.distinct_ids(self.duck, relation, found.distinct, self.stage, self.progress)
-        return {"num_nodes": count, "mapped": True}
-
-    def _check_counts(self) -> None:
-        """Check that every node array has one row per node, and that the store has space, before the long work starts."""
-        self._check_num_nodes()
-        for rows in [*(self.arrays.features(name) for name in self.arrays.names), self.arrays.labels()]:
-            if rows is not None:
-                rows.expect(self.num_nodes, self.why)
-        if self.spec.task != "auto" and self.arrays.labels() is None:
-            raise ConfigError(f"`task={self.spec.task!r}` says what the labels are, and there are none: leave it out")
-        self.edge_features.check()
-        self.edge_labels.check()
-
-    def _check_num_nodes(self) -> None:
-        asked, free = self.spec.num_nodes, shutil.disk_usage(self.steps.root).free
-        if asked is not None and asked != self.num_nodes:
-            raise InputError(f"`num_nodes` is {asked}, but {self.why} has {self.num_nodes} rows: leave it out")
-        needed = 8 * self.num_nodes
-        if needed > free:
-            raise InputError(
-                f"{self.num_nodes:,} nodes ({self.why}) need {format_bytes(needed)} for the offsets of their edges alone, and "
-                f"{self.spec.out} has {format_bytes(free)} of disk: correct the number, or choose another disk"
-            )
-
-    def _ids_relation(self, kind: names.IdKind) -> str:
-        if self.inputs.nodes is not None:
-            column = self.inputs.nodes.column(self.spec.id, "node ids", ("id", 0))
-            return ids.node_rows(self.inputs.nodes, column, kind)
-        return f"SELECT id, file_row_number AS row FROM {sql.parquet([self.stage / 'ids.parquet'], position=True)}"
-
-    def _mapped(self, space: dict[str, Any]) -> str:
-        """Step map: SQL of the edges by input row, without those lacking a node; counts them in `space`."""
-        kind, relation = space["kind"], self.columns.relation(space["kind"])
-        space["missing"] = 0
-        if not space["mapped"]:
-            if not self.spec.drop_missing:
-                found = EdgeScan(space["edges"], kind, space["low"], space["high"], None)
-                ids.refuse_out_of_range(self.duck, self.columns, found, self.num_nodes, self.why)
-            elif space["empty"] or not 0 <= space["low"] <= space["high"] < self.num_nodes:
-                inside = f"src BETWEEN 0 AND {self.num_nodes - 1} AND dst BETWEEN 0 AND {self.num_nodes - 1}"
-                relation = f"SELECT * FROM ({relation}) WHERE {inside}"
-                space["missing"] = space["edges"] - self.duck.one(f"SELECT count(*) FROM ({relation})")[0]
-            return relation
-        pairs = self._ids_relation(kind)
-        mapped = self.stage / "mapped.parquet"
-        found_left = self.steps.run("map", lambda: self._map(space, relation, pairs), [self.stage / "half.parquet", mapped])
-        space["missing"] = space["edges"] - found_left["left"]
-        return csc.parquet_relation(mapped)
-
-    def _write_ids(self, space: dict[str, Any]) -> None:
-        """Step ids.lmdb, if ids are not rows, or rows not the input's."""
-        kind, path = space["kind"], self.store / names.IDS
-        pairs = self._ids_relation(kind) if space["mapped"] else None
-        if self.order is not None:
-            pairs = self.order.ids(pairs)
-        if pairs is None:
-            return
-
-        def fill() -> dict[str, Any]:
-            ids.write_lmdb(self.duck, path, kind, pairs, self.num_nodes, self.progress)
-            return {}
-
-        self.steps.run("ids.lmdb", fill, [path])
-
-    def _map(self, space: dict[str, Any], relation: str, pairs: str) -> dict[str, Any]:
-        nodes_table, rest = self.inputs.nodes, self.columns.rest
-        left = ids.map_edges(self.duck, relation, space["edges"], pairs, self.stage, rest, self.progress)
-        if left < space["edges"] and not self.spec.drop_missing:
-            assert nodes_table is not None
-            ids.refuse_missing(self.duck, self.columns, space["kind"], pairs, nodes_table.shown)
-        return {"left": left}
-
-    def _events(self, space: dict[str, Any], relation: str) -> str:
-        """Steps time order and events, if edges have a time: SQL of the edges by number. Counts dropped self-loops."""
-        left = space["edges"] - space["missing"]
-        if not space["edges"]:
-            space["self_loops"] = 0
-            return relation
-        if left == 0:
-            raise InputError(f"{self.inputs.edges.shown}: every edge was dropped, no endpoint is a node; check the ids")
-        space["self_loops"] = csc.count_self_loops(self.duck, relation) if self.spec.drop_self_loops else 0
-        if space["self_loops"] == left:
-            raise InputError(f"{self.inputs.edges.shown}: every edge is a self-loop, so none is left without them")
-        if self.columns.time is None:
-            return relation
-        if self.spec.drop_self_loops:
-            relation = f"SELECT * FROM ({relation}) WHERE src <> dst"
-        self.events = Events(self.spec, self.steps, self.duck, self.progress, self.columns, self.num_nodes)
-        in_order = not space["mapped"] and self.order is None
-        return self.events.relation(relation, space["edges"], left - space["self_loops"], in_order)
-
-    def _graph(self, space: dict[str, Any], relation: str) -> dict[str, Any]:
-        """Steps dedup and graph: {slots, loops, missing, self_loops, duplicates}."""
-        rest, spec = self.columns.rest, self.spec
-        left = space["edges"] - space["missing"]
-        slots = csc.directed(relation, spec.undirected, spec.drop_self_loops, list(rest))
-        total, unique = left * (2 if spec.undirected else 1), self.stage / "unique.parquet"
-        duplicates = 0
-        if spec.drop_duplicates and total:
-            counts = self.steps.run("dedup", lambda: self._dedup(slots, total, unique), [unique])
-            duplicates, total = counts["before"] - counts["left"], counts["left"]
-            slots = csc.parquet_relation(unique)
-        outputs = [self.store / "graph", self.store / names.CHECKSUMS / "graph"]
-
-        check = None if self.graphs is None else self.graphs.edge_check(self.columns)
-
-        def write() -> dict[str, Any]:
-            counts = self.num_nodes, space["edges"], total
-            return dict(csc.write_csc(self.duck, self.store, slots, *counts, rest, self.progress, check))
-
-        counts = self.steps.run("graph", write, outputs)
-        return counts | {"missing": space["missing"], "self_loops": space["self_loops"], "duplicates": duplicates}
-
-    def _dedup(self, slots: str, total: int, unique: Path) -> dict[str, Any]:
-        before, left = csc.drop_duplicates(self.duck, slots, total, unique, self.progress)
-        return {"before": before, "left": left}
-
-    def _manifest(
-        self,
-        space: dict[str, Any],
-        graph: dict[str, Any],
-        split: dict[str, Any],
-        found: dict[str, Any],
-        features: list[str],
-        partition: Partition | None,
-    ) -> Manifest:
-        weighted = self.columns.weight is not None
-        arrays = [*features, *split["arrays"], *(["y"] if found["task"] else [])]
-        return Manifest.homogeneous(
-            num_nodes=self.num_nodes,
-            num_edges=int(graph["slots"]),
-            arrays=arrays,
-            splits=split["sizes"],
-            id_kind=space["kind"] if space["mapped"] or self.order is not None else None,
-            columns=["edge_id", *self.columns.rest],
-            has_self_loops=graph["loops"] > 0,
-            weighted=weighted,
-            undirected=self.spec.undirected,
-            task=found["task"],
-            num_classes=found["num_classes"],
-            class_names=found["class_names"],
-            partition=partition,
-            order=self.spec.order,
-            time=None if self.events is None else self.events.described(),
-            input=self._left_out(space),
-            created_by=_creator(),
-        )
-
-    def _left_out(self, space: dict[str, Any]) -> Input | None:
-        """What a growing store must know: how many edges there were, and which kinds are dropped."""
-        if not (space["missing"] or self.spec.drop_self_loops or self.spec.drop_duplicates):
-            return None
-        drops = {name: bool(getattr(self.spec, name)) for name in ("drop_self_loops", "drop_duplicates")}
-        return Input(edges=space["edges"], **drops)

@@ -1,5 +1,6 @@
 """Whole data sets (npz, OGB's raw layout, arrays in memory), converted to the inputs that plain files would give."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -81,12 +82,27 @@ class Inputs:
         return cls(**{**value, **tables})
 
 
+def gather_typed(
+    spec: IngestSpec, of_edges: bool, duck: Duck, stage: Path, arrays: Arrays | None, shown: str, progress: Progress
+) -> Inputs:
+    """Find, check and unpack the inputs of one type of nodes or edges; `arrays`, called `shown`, are its own."""
+    if arrays is None:
+        return _from_files(spec, duck, stage, progress)
+    paths = save_arrays(arrays, stage / "arrays")
+    if of_edges:
+        return _from_edge_arrays(paths, shown, spec.time, spec.weight, stage)
+    inputs = Inputs(Table((), {}, text=False))
+    if "num_nodes" in paths:
+        inputs.num_nodes = _count(open_array(Path(paths["num_nodes"])), f"{shown}[num_nodes]")
+    return _with_arrays(inputs, paths, shown)
+
+
 def gather(spec: IngestSpec, duck: Duck, stage: Path, arrays: Arrays | None, progress: Progress) -> Inputs:
     """Find, check and unpack the inputs of `spec` (an append may lack edges); `arrays` are those of a data set in memory."""
     if arrays is not None:
         shown, paths = spec.pyg or "arrays", save_arrays(arrays, stage / "arrays")
         if spec.time is not None:
-            return _from_events(paths, shown, spec.time, stage)
+            return _from_edge_arrays(paths, shown, spec.time, None, stage)
         if spec.time_unit != "s":
             raise ConfigError(f"`time_unit` says what the times' numbers mean, but {shown} has no times: leave it out")
         of_graphs = {name.removeprefix(OF_GRAPHS): path for name, path in paths.items() if name.startswith(OF_GRAPHS)}
@@ -102,6 +118,19 @@ def gather(spec: IngestSpec, duck: Duck, stage: Path, arrays: Arrays | None, pro
     if spec.graphbolt is not None:
         return _from_graphbolt(spec.graphbolt, duck, stage, progress)
     return _from_files(spec, duck, stage, progress)
+
+
+def refuse_files_twice(specs: Mapping[str, IngestSpec], field: str, columns: Sequence[str]) -> None:
+    """Raise InputError if a file is given twice with the same columns: `specs` by type, files in `field`."""
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, spec in specs.items():
+        pattern = getattr(spec, field)
+        for path in [] if pattern is None else find(pattern):
+            key = path.resolve(), *(getattr(spec, column) for column in columns)
+            if key in seen:
+                of = f", of {seen[key]}" if seen[key] == name else f", of {seen[key]} and of {name}"
+                raise InputError(f"{path} is listed twice as `{field}`{of if name else ''}: leave one of them out")
+            seen[key] = name
 
 
 def input_files(spec: IngestSpec) -> list[Path]:
@@ -143,6 +172,7 @@ def _from_files(spec: IngestSpec, duck: Duck, stage: Path, progress: Progress) -
 def _edge_files(spec: IngestSpec, duck: Duck, stage: Path, progress: Progress) -> Inputs:
     assert spec.edges is not None
     paths = find(spec.edges)
+    refuse_files_twice({"": spec}, "edges", ())
     kinds = {kind_of(path) for path in paths}
     if not kinds & {".npy", ".npz"}:
         table = open_table(duck, spec.edges, stage / "edges", spec.header, (spec.src, spec.dst), progress)
@@ -201,14 +231,19 @@ def _from_npys(paths: dict[str, str], shown: str, stage: Path) -> Inputs:
     return _with_arrays(inputs, paths, shown)
 
 
-def _from_events(paths: dict[str, str], shown: str, time: str, stage: Path) -> Inputs:
-    """Events in memory: edge_index, num_nodes, their times, and arrays with a row per event, which become edge features."""
+def _from_edge_arrays(paths: dict[str, str], shown: str, time: str | None, weight: str | None, stage: Path) -> Inputs:
+    """Edges in memory: edge_index, num_nodes, times, weights, and arrays with a row per edge, which become edge features."""
     names = {path: f"{shown}[{key}]" for key, path in paths.items()}
     opened = {key: open_array(Path(path), names[path]) for key, path in paths.items()}
-    edges, times, count = (opened.pop(key) for key in ("edge_index", time, "num_nodes"))
-    file = stage_edge_array(edges, shown, stage / "edges" / "00000.parquet", {time: times})
-    table = Table((file,), {"src": "int64", "dst": "int64", time: arrow_type(times.dtype)}, text=False)
-    inputs = Inputs(table, num_nodes=_count(count, f"{shown}[num_nodes]"), shown=names)
+    edges, count = opened.pop("edge_index"), opened.pop("num_nodes", None)
+    columns = {column: opened.pop(key) for column, key in (("weight", weight), (time, time)) if column and key}
+    columns = {column: values.reshape(-1) if column == "weight" else values for column, values in columns.items()}
+    file = stage_edge_array(edges, shown, stage / "edges" / "00000.parquet", columns)
+    kinds = {"src": "int64", "dst": "int64", **{column: arrow_type(values.dtype) for column, values in columns.items()}}
+    inputs = Inputs(Table((file,), kinds, text=False), weight="weight" if weight else None, shown=names)
+    inputs.num_nodes = None if count is None else _count(count, f"{shown}[num_nodes]")
+    if count is None:  # one type of several, and no stream of events
+        opened = _without_labels(inputs, opened, paths)
     left_out = []
     for key, array in opened.items():
         fits = array.ndim in (1, 2) and len(array) == file.rows and array.size
@@ -217,8 +252,18 @@ def _from_events(paths: dict[str, str], shown: str, time: str, stage: Path) -> I
         else:
             left_out.append(f"{key} ({array.dtype} {list(array.shape)})")
     if left_out:
-        inputs.notes.append(f"{shown}: left out, as they are no columns of events: {', '.join(left_out)}")
+        what = "events" if time is not None else "edges"
+        inputs.notes.append(f"{shown}: left out, as they are no columns of {what}: {', '.join(left_out)}")
     return inputs
+
+
+def _without_labels(inputs: Inputs, opened: dict[str, NDArray[Any]], paths: dict[str, str]) -> dict[str, NDArray[Any]]:
+    """The arrays of edges without their labels and splits, which `inputs` gets."""
+    label = next((key for key in ("edge_y", "y") if key in opened), None)
+    inputs.edge_labels = None if label is None else paths[label]
+    masks = {split: mask for split in SPLIT_CODES for mask in (f"edge_{split}_mask", f"{split}_mask") if mask in opened}
+    inputs.edge_splits = {split: paths[mask] for split, mask in masks.items()}
+    return {key: array for key, array in opened.items() if key not in (label, *masks.values())}
 
 
 def _columns(**columns: NDArray[Any] | None) -> dict[str, NDArray[Any]]:

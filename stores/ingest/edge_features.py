@@ -21,6 +21,7 @@ from ooc.stores.ingest.ids import EdgeColumns
 from ooc.stores.ingest.sources import find
 from ooc.stores.ingest.spec import IngestSpec
 from ooc.stores.ingest.steps import Steps
+from ooc.stores.manifest import HOMOGENEOUS, EdgeKey
 
 _STORED = {"auto": "float32", "int64": "float32", "int8": "bfloat16"}
 """event features are floats; int8's scale would depend on later events"""
@@ -30,10 +31,18 @@ class EdgeFeatures:
     """The edge features of an ingest, `names` of them."""
 
     def __init__(
-        self, spec: IngestSpec, steps: Steps, duck: Duck, progress: Progress, columns: EdgeColumns, inputs: Inputs
+        self,
+        spec: IngestSpec,
+        steps: Steps,
+        duck: Duck,
+        progress: Progress,
+        columns: EdgeColumns,
+        inputs: Inputs,
+        key: EdgeKey = HOMOGENEOUS,
     ) -> None:
         self.spec, self.steps, self.duck, self.progress, self.columns = spec, steps, duck, progress, columns
-        self.inputs = inputs
+        self.inputs, self._path = inputs, partial(names.edge_array, key=key)
+        self._of_events = spec.time is not None and key == HOMOGENEOUS
         self._patterns = spec.edge_feature_patterns()
         self.names = [*self._patterns, *inputs.edge_features, *inputs.edge_tables]
 
@@ -61,13 +70,13 @@ class EdgeFeatures:
         }
 
     def _outputs(self, name: str) -> list[Path]:
-        arrays = [names.edge_array(each) for each in (name, scale_name(name))]
+        arrays = [self._path(each) for each in (name, scale_name(name))]
         return [self.steps.store / part for array in arrays for part in (array, names.checksum_array(array))]
 
     def _write(self, name: str, make_sink: Callable[[], MakeSink]) -> dict[str, Any]:
         rows, unscaled = self.rows(name), nodes.Scale("none", np.zeros(1))
         dtype: str
-        if self.spec.time is None:
+        if not self._of_events:
             dtype = self.spec.dtype if name in self._patterns else "auto"
         else:
             if self.spec.dtype in ("auto", "int64"):
@@ -76,7 +85,7 @@ class EdgeFeatures:
         storage = nodes.fit_storage(rows, dtype, unscaled, self.progress)
         settings = storage, unscaled, self.spec.allow_nan, self.progress
         flat = self.inputs.of_graphs(self.spec)
-        wild = nodes.write_features(self.steps.store, name, rows, *settings, make_sink(), names.edge_array, flat)
+        wild = nodes.write_features(self.steps.store, name, rows, *settings, make_sink(), self._path, flat)
         return {"wild": wild}
 
 

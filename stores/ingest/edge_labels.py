@@ -1,7 +1,7 @@
 """Edge labels and splits of edges: columns of the edge table, or npy files, one row per edge id as edge features have."""
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ooc.stores.ingest.duck import Duck
 from ooc.stores.ingest.ids import EdgeColumns
 from ooc.stores.ingest.spec import IngestSpec
 from ooc.stores.ingest.steps import Steps
+from ooc.stores.manifest import HOMOGENEOUS, EdgeKey
 
 NONE: dict[str, Any] = {"task": None, "num_classes": None, "class_names": None, "splits": {}}
 """what a store says of edges without labels and splits"""
@@ -29,8 +30,17 @@ class EdgeLabels:
     'multiclass'
     """
 
-    def __init__(self, spec: IngestSpec, steps: Steps, duck: Duck, columns: EdgeColumns, inputs: Inputs) -> None:
+    def __init__(
+        self,
+        spec: IngestSpec,
+        steps: Steps,
+        duck: Duck,
+        columns: EdgeColumns,
+        inputs: Inputs,
+        key: EdgeKey = HOMOGENEOUS,
+    ) -> None:
         self.spec, self.steps, self.duck, self.columns, self.inputs = spec, steps, duck, columns, inputs
+        self._path = partial(names.edge_array, key=key)
 
     @cached_property
     def _columns(self) -> list[str]:
@@ -70,20 +80,18 @@ class EdgeLabels:
         return found
 
     def _outputs(self, *arrays: str) -> list[Path]:
-        paths = [names.edge_array(array) for array in arrays]
+        paths = [self._path(array) for array in arrays]
         return [self.steps.store / part for path in paths for part in (path, names.checksum_array(path))]
 
     def _write_labels(self, make_sink: MakeSink) -> dict[str, Any]:
         assert self.rows is not None
         several = self._columns if len(self._columns) > 1 else None
         found = labels.look_at_labels(self.rows, self.rows.count, several, self.spec.task)
-        labels.write_labels(self.steps.store, self.rows, found, make_sink, names.edge_array)
+        labels.write_labels(self.steps.store, self.rows, found, make_sink, self._path)
         return {"task": found.task, "num_classes": found.num_classes, "class_names": found.names}
 
     def _write_splits(self, stage: Path, make_sink: MakeSink) -> dict[str, Any]:
-        made = split_files.write_splits(
-            self.steps.store, self._bits(), stage, self._given(), make_sink, names.edge_array, "edge"
-        )
+        made = split_files.write_splits(self.steps.store, self._bits(), stage, self._given(), make_sink, self._path, "edge")
         return {"splits": made["sizes"], "notes": made["notes"]}
 
     def _given(self) -> list[str]:

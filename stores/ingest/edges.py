@@ -7,6 +7,7 @@ nodes.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,15 +17,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import DTypeLike, NDArray
 
-from ooc.stores import manifest as names
 from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.graph import index_dtype
 from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest.duck import Duck, Progress
+from ooc.stores.manifest import HOMOGENEOUS, EdgeKey, graph_array
 
 NODE_ROWS = 1 << 20
 """entries of indptr or weight_sum computed at a time"""
 Ints = NDArray[np.int64]
+Check = Callable[[Ints, NDArray[Any], Ints], None]
+"""takes (destinations, sources, edge ids) of some slots; raises for what must not be"""
 
 
 def pack_bits(num_nodes: int, num_edges: int) -> int | None:
@@ -70,16 +73,27 @@ def drop_duplicates(duck: Duck, slots: str, total: int, path: Path, progress: Pr
 
 
 def sorted_slots(
-    duck: Duck, slots: str, num_nodes: int, num_edges: int, rest: Sequence[str]
+    duck: Duck,
+    slots: str,
+    num_nodes: int,
+    num_edges: int,
+    rest: Sequence[str],
+    sources: int | None = None,
+    by_time: bool = False,
 ) -> Iterator[tuple[Ints, NDArray[Any], Ints, dict[str, NDArray[Any]]]]:
-    """Yield (dst int64, src int32|int64, edge_id int64, the columns `rest` by name) in canonical order, in batches."""
-    bits = pack_bits(num_nodes, num_edges)
-    source = "INTEGER" if index_dtype(num_nodes).itemsize == 4 else "BIGINT"
-    key = "dst, edge_id" if bits is None else "key"
+    """Yield (dst int64, src int32|int64, edge_id int64, the columns `rest` by name) in canonical order, in batches.
+
+    `sources` is the number of sources of a bipartite graph; `by_time` sorts by the column `time` before the edge id, which is
+    its rank by time otherwise.
+    """
+    bits = None if by_time else pack_bits(num_nodes, num_edges)
+    source = "INTEGER" if index_dtype(num_nodes if sources is None else sources).itemsize == 4 else "BIGINT"
+    key = ("dst, time, edge_id" if by_time else "dst, edge_id") if bits is None else "key"
     made = "dst::BIGINT AS dst, edge_id" if bits is None else f"dst::BIGINT * {1 << bits} + edge_id AS key"
     payload = ", ".join(["src", *rest])
     inner = ", ".join([made, f"src::{source} AS src", *rest])
-    for batch in duck.stream(f"SELECT {key}, {payload} FROM (SELECT {inner} FROM ({slots})) ORDER BY {key}", ordered=False):
+    keys = "key" if bits is not None else "dst, edge_id"
+    for batch in duck.stream(f"SELECT {keys}, {payload} FROM (SELECT {inner} FROM ({slots})) ORDER BY {key}", ordered=False):
         column = {field: batch.column(field).to_numpy() for field in batch.schema.names}
         dst = column["key"] >> bits if bits is not None else column["dst"]
         edge_id = column["key"] & ((1 << bits) - 1) if bits is not None else column["edge_id"]
@@ -94,27 +108,36 @@ class CscWriter:
 
     Args:
         store: The group.
-        num_nodes: Number of nodes.
+        num_nodes: Number of nodes, of a bipartite graph that of destinations.
         rest: Names and dtypes of further slot columns; `weight` is also summed.
+        key: The edge type.
+        sources: Number of sources of a bipartite graph, which has no self-loops.
 
     >>> with CscWriter(store, num_nodes=3, rest={}) as writer:
     ...     writer.add(dst, src, edge_id, {})  # int64[b], int32[b], int64[b]
     """
 
-    def __init__(self, store: Path, num_nodes: int, rest: Mapping[str, DTypeLike]) -> None:
+    def __init__(
+        self,
+        store: Path,
+        num_nodes: int,
+        rest: Mapping[str, DTypeLike],
+        key: EdgeKey = HOMOGENEOUS,
+        sources: int | None = None,
+    ) -> None:
         self.num_nodes = num_nodes
         self.slots = 0
         self.loops = 0
         self._arrays = ExitStack()
-        append = self._appender
-        self._indices = append(store, names.INDICES, index_dtype(num_nodes))
-        self._edge_id = append(store, names.column("edge_id"), np.int64)
-        self._indptr = append(store, names.INDPTR, np.int64, num_nodes + 1)
-        self._self_loops = append(store, names.SELF_LOOPS, np.int64)
-        self._rest = {name: append(store, names.column(name), dtype) for name, dtype in rest.items()}
+        append = partial(self._appender, store, key)
+        self._indices = append("indices", index_dtype(num_nodes if sources is None else sources))
+        self._edge_id = append("edge_id", np.int64)
+        self._indptr = append("indptr", np.int64, num_nodes + 1)
+        self._self_loops = append("self_loops", np.int64) if sources is None else None
+        self._rest = {name: append(name, dtype) for name, dtype in rest.items()}
         weighted = "weight" in rest
-        self._sums = append(store, names.WEIGHT_SUM, np.float32, num_nodes) if weighted else None
-        self._loop_weight = append(store, names.LOOP_WEIGHT, np.float32) if weighted else None
+        self._sums = append("weight_sum", np.float32, num_nodes) if weighted else None
+        self._loop_weight = append("loop_weight", np.float32) if weighted and sources is None else None
         self._next = 0  # first node without an entry in indptr
         self._open = 0  # first node whose weight sum is not yet written
         self._carry = 0.0  # its partial sum
@@ -123,19 +146,19 @@ class CscWriter:
         """Append a batch; a node's slots may continue in the next one."""
         if not len(dst):
             return
-        loop = dst == src
+        loop = np.zeros(len(dst), bool) if self._self_loops is None else dst == src
         self._fill_indptr(dst, int(dst[-1]) + 1)
         self._indices.append(src)
         self._edge_id.append(edge_id)
-        if loop.any():
+        if self._self_loops is not None and loop.any():
             self._self_loops.append(dst[loop])
             self.loops += int(loop.sum())
         for name, column in self._rest.items():
             column.append(rest[name])
         if self._loop_weight is not None:
-            weight = rest["weight"]
-            self._loop_weight.append(weight[loop])
-            self._sum_weights(dst, np.where(loop, 0.0, weight.astype(np.float64)))
+            self._loop_weight.append(rest["weight"][loop])
+        if self._sums is not None:
+            self._sum_weights(dst, np.where(loop, 0.0, rest["weight"].astype(np.float64)))
         self.slots += len(dst)
 
     def __enter__(self) -> "CscWriter":
@@ -150,8 +173,8 @@ class CscWriter:
             if self._sums is not None:
                 self._sum_weights(np.array([self.num_nodes]), np.zeros(1))
 
-    def _appender(self, store: Path, name: str, dtype: DTypeLike, count: int | None = None) -> Appender:
-        return self._arrays.enter_context(Appender(store, name, (), dtype, count=count))
+    def _appender(self, store: Path, key: EdgeKey, name: str, dtype: DTypeLike, count: int | None = None) -> Appender:
+        return self._arrays.enter_context(Appender(store, graph_array(name, key), (), dtype, count=count))
 
     def _fill_indptr(self, dst: Ints, stop: int) -> None:
         for low in range(self._next, stop, NODE_ROWS):
@@ -183,16 +206,21 @@ def write_csc(
     num_slots: int,
     rest: Mapping[str, DTypeLike],
     progress: Progress,
-    check: Callable[[Ints, NDArray[Any], Ints], None] | None = None,
+    check: Check | None = None,
+    key: EdgeKey = HOMOGENEOUS,
+    sources: int | None = None,
+    by_time: bool = False,
 ) -> dict[str, int]:
     """Sort `slots` (SQL: src, dst, edge_id, and the columns `rest`) and write the graph; returns {"slots", "loops"}.
 
     `num_edges` is that of the input, one more than the largest edge id; `num_slots` is the expected number, for the progress.
-    `check` has (destinations, sources, edge ids) of the slots in turn, and raises for what must not be.
+    `check` has (destinations, sources, edge ids) of the slots in turn, and raises for what must not be. For `key` and `sources`
+    see `CscWriter`, for `by_time` `sorted_slots`.
     """
     progress("sort edges", 0, num_slots)
-    with CscWriter(store, num_nodes, rest) as writer:
-        for dst, src, edge_id, columns in sorted_slots(duck, slots, num_nodes, num_edges, list(rest)):
+    with CscWriter(store, num_nodes, rest, key, sources) as writer:
+        batches = sorted_slots(duck, slots, num_nodes, num_edges, list(rest), sources, by_time)
+        for dst, src, edge_id, columns in batches:
             if check is not None:
                 check(dst, src, edge_id)
             writer.add(dst, src, edge_id, columns)
@@ -203,6 +231,11 @@ def write_csc(
 def count_self_loops(duck: Duck, relation: str) -> int:
     """Count the edges of `relation` from a node to itself."""
     return int(duck.one(f"SELECT count_if(src = dst) FROM ({relation})")[0])
+
+
+def reversed_slots(slots: str, rest: Sequence[str]) -> str:
+    """SQL of the slots in the other direction."""
+    return f"SELECT dst AS src, src AS dst, {', '.join(['edge_id', *rest])} FROM ({slots})"
 
 
 def parquet_relation(path: Path) -> str:

@@ -5,8 +5,8 @@ one, their rank among the sorted distinct ids.
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest.duck import Duck, MemoryShort, Progress
 from ooc.stores.ingest.sources import INT_TYPES, TEXT_TYPES, Table, first
 from ooc.stores.ingest.times import TimeColumn
-from ooc.stores.manifest import IdKind
+from ooc.stores.manifest import NODE, IdKind
 
 ID_BYTES = 300
 """memory of one distinct id in DuckDB's hash table (measured: 160 for 11 characters), rounded up"""
@@ -30,19 +30,63 @@ DENSE = 4
 """ids below DENSE times the number of distinct sources (or destinations) are used as rows"""
 
 
+Kinds = tuple[IdKind, IdKind]
+"""of the sources and of the destinations"""
+
+
+@dataclass(frozen=True)
+class EndScan:
+    """What one pass over the edges found of their sources, or destinations."""
+
+    low: int
+    high: int
+    """smallest and largest, for integer ids"""
+    distinct: int | None
+    """estimate of how many there are; None if not requested"""
+
+
 @dataclass(frozen=True)
 class EdgeScan:
     """Result of one pass over the edges."""
 
     edges: int
-    kind: IdKind
-    low: int
-    high: int
-    """smallest and largest endpoint, for integer ids"""
-    distinct: int | None
-    """estimate of the distinct sources or destinations, whichever are more; None if not requested"""
+    src: EndScan
+    dst: EndScan
     empty: int = 0
     """edges without a source or destination"""
+    wild: int = 0
+    """non-finite weights"""
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "EdgeScan":
+        """From `dataclasses.asdict`."""
+        return cls(**{**value, "src": EndScan(**value["src"]), "dst": EndScan(**value["dst"])})
+
+
+NO_EDGES = EdgeScan(0, EndScan(0, -1, None), EndScan(0, -1, None))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The rows that one end of an edge may have, 0 to num_nodes - 1."""
+
+    side: str
+    """src or dst"""
+    num_nodes: int
+    why: str
+    """where that number comes from, for messages"""
+
+
+@dataclass(frozen=True)
+class IdTable:
+    """The ids that one end of an edge may have."""
+
+    side: str
+    """src or dst"""
+    pairs: str
+    """SQL of (id, row)"""
+    where: str
+    """in which table, for messages"""
 
 
 @dataclass(frozen=True)
@@ -67,8 +111,12 @@ class EdgeColumns:
         time = [] if self.time is None else [self.time.column]
         return {self.src, self.dst, *time, *([] if self.weight is None else [self.weight])}
 
-    def relation(self, kind: IdKind) -> str:
-        columns = f"{cast(self.table, self.src, kind)} AS src, {cast(self.table, self.dst, kind)} AS dst"
+    def column(self, side: str) -> str:
+        """The column of the sources ("src") or the destinations ("dst")."""
+        return self.src if side == "src" else self.dst
+
+    def relation(self, kinds: Kinds) -> str:
+        columns = f"{cast(self.table, self.src, kinds[0])} AS src, {cast(self.table, self.dst, kinds[1])} AS dst"
         columns += f", {self.table.position()} AS edge_id"
         if self.weight is not None:
             columns += f", {self.table.number(self.weight, 'FLOAT')} AS weight"
@@ -120,24 +168,25 @@ def _found(duck: Duck, table: Table, condition: str, columns: list[str]) -> tupl
 def scan(
     duck: Duck,
     edges: EdgeColumns,
-    kind: IdKind,
+    kinds: Kinds,
     *,
     count_ids: bool,
     allow_nan: bool,
     exact: bool = True,
     drop_missing: bool = False,
-) -> tuple[EdgeScan, int]:
-    """Scan the edges once; returns the result and the number of non-finite weights.
+) -> EdgeScan:
+    """Scan the edges once.
 
     Raises InputError for an empty endpoint (unless `drop_missing`), or one that is no id, a missing, non-numeric or non-finite
     weight, or with `exact` for an integer that float32 would round.
     """
-    low_high = "min(least(src, dst)), max(greatest(src, dst))" if kind == "int" else "0, 0"
-    distinct = "greatest(approx_count_distinct(src), approx_count_distinct(dst))" if count_ids else "NULL"
+    ends = [_scan_sql(side, kind, count_ids) for side, kind in zip(("src", "dst"), kinds, strict=True)]
     weights = "count(weight), count_if(NOT isfinite(weight))" if edges.weight is not None else "count(*), 0"
-    found = f"count(*), count(src), count(dst), {low_high}, {distinct}, {weights}, count_if(src IS NULL OR dst IS NULL)"
-    total, src, dst, low, high, ids, weighted, wild, empty = duck.one(f"SELECT {found} FROM ({edges.relation(kind)})")
-    for column, count in ((edges.src, src), (edges.dst, dst)):
+    found = f"count(*), {weights}, count_if(src IS NULL OR dst IS NULL), {', '.join(ends)}"
+    total, weighted, wild, empty, *of_ends = duck.one(f"SELECT {found} FROM ({edges.relation(kinds)})")
+    if total == 0:
+        return NO_EDGES
+    for column, kind, count in zip((edges.src, edges.dst), kinds, of_ends[0::4], strict=True):
         held = f" AND nullif(trim({sql.name(column)}::VARCHAR), '') IS NOT NULL" if drop_missing else ""
         wrong = f"{cast(edges.table, column, kind)} IS NULL{held}"
         if count < total and (row := first(duck, edges.table, wrong, [column])) is not None:
@@ -158,26 +207,43 @@ def scan(
                 f"{edges.table.where(row[0])}: {edges.weight} is {row[1]}, which float32 would round; divide the weights, or "
                 "say `dtype='float32'` to round them"
             )
-    low, high = (0, -1) if low is None else (low, high)
-    return EdgeScan(total, kind, low, high, ids, empty), int(wild)
+    scans = [
+        EndScan(0, -1, distinct) if low is None else EndScan(low, high, distinct)
+        for _, low, high, distinct in (of_ends[:4], of_ends[4:])
+    ]
+    return EdgeScan(total, scans[0], scans[1], empty, int(wild))
 
 
-def refuse_out_of_range(duck: Duck, edges: EdgeColumns, found: EdgeScan, num_nodes: int, why: str) -> None:
-    """Raise InputError for the first endpoint outside 0..num_nodes-1."""
-    if found.low >= 0 and found.high < num_nodes:
+def _scan_sql(side: str, kind: IdKind, count_ids: bool) -> str:
+    """SQL of how many ends there are, the smallest, the largest, and about how many different ones."""
+    low_high = f"min({side}), max({side})" if kind == "int" else "0, 0"
+    return f"count({side}), {low_high}, {f'approx_count_distinct({side})' if count_ids else 'NULL'}"
+
+
+def refuse_out_of_range(duck: Duck, edges: EdgeColumns, found: EdgeScan, bounds: Sequence[Bound]) -> None:
+    """Raise InputError for the first endpoint outside its bounds."""
+    scans = {"src": found.src, "dst": found.dst}
+    if all(scans[each.side].low >= 0 and scans[each.side].high < each.num_nodes for each in bounds):
         return
-    ends = [(column, cast(edges.table, column, "int")) for column in (edges.src, edges.dst)]
-    wrong = " OR ".join(f"{end} NOT BETWEEN 0 AND {num_nodes - 1}" for _, end in ends)
-    position, *values = _found(duck, edges.table, wrong, [edges.src, edges.dst])
-    column, value = next((c, v) for (c, _), v in zip(ends, values, strict=True) if not 0 <= int(v) < num_nodes)
+    columns = [edges.column(each.side) for each in bounds]
+    outside = [
+        f"{cast(edges.table, column, 'int')} NOT BETWEEN 0 AND {each.num_nodes - 1}"
+        for column, each in zip(columns, bounds, strict=True)
+    ]
+    position, *values = _found(duck, edges.table, " OR ".join(outside), columns)
+    column, value, bound = next(
+        each
+        for each in zip(columns, values, bounds, strict=True)
+        if each[1] not in (None, "") and not 0 <= int(each[1]) < each[2].num_nodes
+    )
     raise InputError(
-        f"{edges.table.where(position)}: {column} {value} is out of range 0..{num_nodes - 1} ({why}); "
+        f"{edges.table.where(position)}: {column} {value} is out of range 0..{bound.num_nodes - 1} ({bound.why}); "
         "fix it or pass `drop_missing=True`"
     )
 
 
-def distinct_ids(duck: Duck, edges: str, estimate: int, stage: Path, progress: Progress) -> int:
-    """Write stage/ids.parquet, the sorted distinct endpoints (column id), and return their number.
+def distinct_ids(duck: Duck, ends: Sequence[str], estimate: int, stage: Path, progress: Progress) -> int:
+    """Write stage/ids.parquet, the sorted distinct ids of `ends` (SQL, column id), and return their number.
 
     They are found in parts by hash that fit the memory, because DuckDB's grouping fails instead of spilling if the strings
     alone exceed it.
@@ -188,9 +254,8 @@ def distinct_ids(duck: Duck, edges: str, estimate: int, stage: Path, progress: P
             paths = [stage / f"distinct-{part:04d}.parquet" for part in range(parts)]
             for part, path in enumerate(paths):
                 progress("distinct ids", part, parts, "parts")
-                ends = f"SELECT src AS id FROM ({edges}) UNION ALL SELECT dst FROM ({edges})"
                 part_of = f"id IS NOT NULL AND hash(id) % {parts} = {part}"
-                duck.copy(f"SELECT DISTINCT id FROM ({ends}) WHERE {part_of}", path, ordered=False)
+                duck.copy(f"SELECT DISTINCT id FROM ({' UNION ALL '.join(ends)}) WHERE {part_of}", path, ordered=False)
             break
         except MemoryShort:
             if parts >= 4096:
@@ -235,38 +300,48 @@ def check_node_ids(duck: Duck, table: Table, column: str, kind: IdKind, what: st
     return False
 
 
-def map_edges(duck: Duck, edges: str, total: int, ids: str, stage: Path, columns: Iterable[str], progress: Progress) -> int:
-    """Write stage/mapped.parquet (src, dst as rows, edge_id, `columns`) by an inner join per end; returns the remaining rows.
+def map_edges(
+    duck: Duck, edges: str, total: int, tables: Sequence[IdTable], stage: Path, columns: Iterable[str], progress: Progress
+) -> int:
+    """Write stage/mapped.parquet (src, dst, edge_id, `columns`) with rows for ids, by an inner join per end that has a table.
 
-    One end at a time, so that only one hash table of ids is in memory. Rows are in no particular order.
+    One end at a time, so that only one hash table of ids is in memory. Rows are in no particular order. Returns how many edges
+    remain.
     """
-    rest = ", ".join(["edge_id", *columns])
-    half = stage / "half.parquet"
-    join = f"SELECT i.row AS src, dst, {rest} FROM ({edges}) e JOIN ({ids}) i ON e.src = i.id"
-    duck.copy(join, half, ordered=False, progress=progress, step="map sources", total=total)
-    join = f"SELECT src, i.row AS dst, {rest} FROM {sql.parquet([half])} e JOIN ({ids}) i ON e.dst = i.id"
-    left = duck.copy(join, stage / "mapped.parquet", ordered=False, progress=progress, step="map destinations", total=total)
-    half.unlink()
+    rest, left = ", ".join(["edge_id", *columns]), 0
+    steps = {"src": "map sources", "dst": "map destinations"}
+    half, mapped = stage / "half.parquet", stage / "mapped.parquet"
+    for number, each in enumerate(tables):
+        ends = "i.row AS src, dst" if each.side == "src" else "src, i.row AS dst"
+        join = f"SELECT {ends}, {rest} FROM ({edges}) e JOIN ({each.pairs}) i ON e.{each.side} = i.id"
+        path = mapped if number == len(tables) - 1 else half
+        left = duck.copy(join, path, ordered=False, progress=progress, step=steps[each.side], total=total)
+        edges = f"SELECT * FROM {sql.parquet([half])}"
+    half.unlink(missing_ok=True)
     return left
 
 
-def refuse_missing(duck: Duck, edges: EdgeColumns, kind: IdKind, ids: str, where: str) -> None:
-    """Raise InputError for the first edge with an end not among `ids` (SQL, column id), which `where` describes."""
-    ends = " UNION ALL ".join(
-        f"SELECT edge_id, {end} AS id, {order} AS side FROM ({edges.relation(kind)})"
-        for order, end in enumerate(("src", "dst"))
+def refuse_missing(duck: Duck, edges: EdgeColumns, kinds: Kinds, tables: Sequence[IdTable]) -> None:
+    """Raise InputError for the first edge with an end that is not among the ids of its table."""
+    order = {"src": 0, "dst": 1}
+    missing = " UNION ALL ".join(
+        f"SELECT edge_id, {order[each.side]} AS side, {each.side}::VARCHAR AS id FROM ({edges.relation(kinds)}) e "
+        f"ANTI JOIN ({each.pairs}) i ON e.{each.side} = i.id"
+        for each in tables
     )
-    missing = f"SELECT edge_id, side, id FROM ({ends}) e ANTI JOIN ({ids}) i ON e.id = i.id"
     position, side, value = duck.one(
         f"SELECT min(edge_id), arg_min(side, (edge_id, side)), arg_min(id, (edge_id, side)) FROM ({missing})"
     )
-    column = (edges.src, edges.dst)[side]
-    shown = value if kind == "int" else repr(value)
-    raise InputError(f"{edges.table.where(position)}: {column} {shown} is not in {where}; fix it or pass `drop_missing=True`")
+    table = next(each for each in tables if order[each.side] == side)
+    shown = value if kinds[side] == "int" else repr(value)
+    raise InputError(
+        f"{edges.table.where(position)}: {edges.column(table.side)} {shown} is not in {table.where}; "
+        "fix it or pass `drop_missing=True`"
+    )
 
 
-def write_lmdb(duck: Duck, path: Path, kind: IdKind, ids: str, count: int, progress: Progress) -> None:
-    """Fill ids.lmdb in both directions, each database in key order."""
+def write_lmdb(duck: Duck, path: Path, kind: IdKind, ids: str, count: int, progress: Progress, node_type: str = NODE) -> None:
+    """Fill the databases of a node type in ids.lmdb in both directions, each in key order."""
 
     def pairs(order: str, done: int) -> Iterator[tuple[pa.Array, NDArray[np.int64]]]:
         for batch in duck.stream(f"SELECT id, row FROM ({ids}) ORDER BY {order}"):
@@ -274,11 +349,7 @@ def write_lmdb(duck: Duck, path: Path, kind: IdKind, ids: str, count: int, progr
             done += len(batch)
             progress("ids", done, 2 * count)
 
-    write_ids(path, kind, pairs("id", 0), pairs("row", count))
-
-
-def to_json(found: EdgeScan) -> dict[str, Any]:
-    return asdict(found)
+    write_ids(path, kind, pairs("id", 0), pairs("row", count), node_type)
 
 
 def _whole(value: Any) -> bool:

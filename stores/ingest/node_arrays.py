@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class NodeArrays:
     """One ingest's node arrays. Each method is a resumable step or two.
 
     `make_sink` creates sinks for arrays with one row per input node; `new` ([N], memory-mapped) are their rows in the store,
-    None if equal.
+    None if equal; `node_type` is their type.
     """
 
     def __init__(
@@ -44,15 +45,16 @@ class NodeArrays:
         num_nodes: int,
         make_sink: MakeSink,
         new: NDArray[Any] | None,
+        node_type: str = names.NODE,
     ) -> None:
         self.spec, self.steps, self.duck, self.progress = spec, steps, duck, progress
         self.store, self.stage = steps.store, steps.stage
         self.inputs, self.num_nodes, self.make_sink, self.new = inputs, num_nodes, make_sink, new
-        self.held = NodeInputs(spec, inputs, duck)
+        self.held, self._path = NodeInputs(spec, inputs, duck), partial(names.node_array, node_type=node_type)
         self._labels: label_rows.Labels | None = None
 
     def _outputs(self, *arrays: str) -> list[Path]:
-        paths = [names.node_array(array) for array in arrays]
+        paths = [self._path(array) for array in arrays]
         return [self.store / part for path in paths for part in (path, names.checksum_array(path))]
 
     def splits(self) -> dict[str, Any]:
@@ -64,7 +66,8 @@ class NodeArrays:
         stage = self.stage / "splits.bits"
 
         def write() -> dict[str, Any]:
-            return split_files.write_splits(self.store, self._split_bits(), stage, self._given_splits(), self.make_sink)
+            given = self._given_splits()
+            return split_files.write_splits(self.store, self._split_bits(), stage, given, self.make_sink, self._path)
 
         outputs = self._outputs("split", *(f"split_{name}" for name in names.SPLIT_CODES))
         return self.steps.run("splits", write, [*outputs, stage])
@@ -107,7 +110,7 @@ class NodeArrays:
 
         def write() -> dict[str, Any]:
             found = self._look_at_labels(rows)
-            label_rows.write_labels(self.store, rows, found, self.make_sink)
+            label_rows.write_labels(self.store, rows, found, self.make_sink, self._path)
             return {"task": found.task, "num_classes": found.num_classes, "class_names": found.names}
 
         return self.steps.run("labels", write, self._outputs("y"))
@@ -119,8 +122,6 @@ class NodeArrays:
 
     def features(self, split: dict[str, Any], training: Training | None = None) -> dict[str, dict[str, Any]]:
         """Steps features NAME: {name: {wild}}. training: which of the store's rows are training rows, if not by `split`."""
-        if self.spec.normalize != "none" and not self.held.names:
-            raise ConfigError(f"`normalize={self.spec.normalize!r}` scales features, and there are none: leave it out")
         return {
             name: self.steps.run(
                 f"features {name}", self._feature_step(name, split, training), self._outputs(name, scale_name(name))
@@ -136,7 +137,7 @@ class NodeArrays:
             storage = nodes.fit_storage(rows, dtype, scale, self.progress)
             settings = storage, scale, self.spec.allow_nan, self.progress
             flat = name != "x" and self.inputs.of_graphs(self.spec)
-            return {"wild": nodes.write_features(self.store, name, rows, *settings, self.make_sink, flat=flat)}
+            return {"wild": nodes.write_features(self.store, name, rows, *settings, self.make_sink, self._path, flat)}
 
         return write
 
@@ -145,7 +146,7 @@ class NodeArrays:
         if self.spec.normalize != "standard":
             return None
         if "train" in split["sizes"]:
-            training = split_files.training_rows(self.store, split["arrays"])
+            training = split_files.training_rows(self.store, split["arrays"], self._path)
         if training is None:
             return None
         return training if self.new is None else in_input_order(training, self.new)
@@ -169,7 +170,7 @@ class NodeArrays:
 
         def write() -> dict[str, Any]:
             done, least = 0, np.iinfo(np.int64).min if time.dtype.kind == "i" else -np.inf
-            with self.make_sink(self.store, names.node_array(BIRTH), (), time.dtype, count=self.num_nodes) as sink:
+            with self.make_sink(self.store, self._path(BIRTH), (), time.dtype, count=self.num_nodes) as sink:
                 for batch in self.duck.stream(f"SELECT {found.sql(table)} AS birth FROM {table.relation()}"):
                     column = batch.column(0)
                     values = column.fill_null(0).to_numpy().astype(time.dtype)

@@ -1,5 +1,6 @@
 """`IngestSpec`: what to ingest; its fields are the flags of `ooc ingest`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,11 +8,19 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ooc.stores.errors import ConfigError
-from ooc.stores.manifest import Partition, TimeUnit
+from ooc.stores.manifest import HOMOGENEOUS, NODE, EdgeKey, Partition, TimeUnit
 from ooc.stores.sizes import parse_bytes
 
 OF_EVENTS = ("src", "dst", "time", "weight")
 """names of event columns that features cannot have"""
+
+
+BY_NODE_TYPE = (
+    *("nodes", "num_nodes", "id", "label", "split", "x_cols", "one_hot", "codes", "features", "labels"),
+    *("task", "train", "val", "test", "random_split", "split_index"),
+)
+BY_EDGE_TYPE = ("edges", "src", "dst", "weight", "time", "edge_features", "edge_label", "edge_split")
+"""fields that an ingest of several types has by type; see `ooc.stores.ingest.typed_spec`"""
 
 
 class IngestSpec(BaseModel):
@@ -47,6 +56,8 @@ class IngestSpec(BaseModel):
     """whether text tables start with a header line; None: detect"""
     id_type: Literal["auto", "int", "str"] = "auto"
     undirected: bool = False
+    reverse: bool = False
+    """add a reverse edge type rev_NAME to every edge type; needs types"""
     drop_duplicates: bool = False
     """keep the first edge of each (source, destination)"""
     drop_self_loops: bool = False
@@ -144,6 +155,8 @@ class IngestSpec(BaseModel):
             for name, default in (("src", "src"), ("dst", "dst"), ("id_type", "auto")):
                 if getattr(self, name) != default:
                     self._refuse(given[0], (name,))
+        if self.reverse and self.pyg is None:
+            raise ConfigError("`reverse` adds edge types, and the edges have none: give `undirected`, or `edges` by type")
         self._check_nodes()
         self._check_graphs()
         self._check_times()
@@ -252,6 +265,26 @@ class IngestSpec(BaseModel):
     def _check_scale(self, argument: str, name: str, found: dict[str, str]) -> None:
         if self.dtype == "int8" and f"{name}_scale" in found:
             raise ConfigError(f"`{argument}` {name}_scale: with `dtype='int8'` {name}'s scales have that name; choose another")
+
+    @property
+    def node_types(self) -> "Mapping[str, IngestSpec]":
+        """The specification of each node type."""
+        return {NODE: self}
+
+    @property
+    def edge_types(self) -> "Mapping[EdgeKey, IngestSpec]":
+        """The specification of each edge type."""
+        return {HOMOGENEOUS: self}
+
+    @property
+    def added_reverses(self) -> dict[EdgeKey, EdgeKey]:
+        """Edge type -> the reverse type that is added."""
+        return {}
+
+    @property
+    def known_reverses(self) -> dict[EdgeKey, EdgeKey]:
+        """Edge type of the input -> the one that it is the reverse of."""
+        return {}
 
     @property
     def shares(self) -> tuple[float, float, float] | None:

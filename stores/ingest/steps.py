@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ class Steps:
         self.store, self.stage, self.spill = (self.root / name for name in (STORE, STAGE, SPILL))
         self.resumed: list[str] = []
         self.notes: list[str] = []
+        self._label = ""
         self._key = key
         self._lock = self._take(out)
         try:
@@ -58,15 +60,22 @@ class Steps:
             os.close(self._lock)
             raise
 
+    def of(self, label: str) -> "Steps":
+        """The steps of one type of nodes or edges: their names end in `label`, and they have a folder of `stage`."""
+        own = copy(self)
+        own._label, own.stage = f" {label}", self.stage / label.replace(":", "__")
+        return own
+
     def run(self, name: str, work: Callable[[], dict[str, Any]], outputs: Iterable[Path] = ()) -> dict[str, Any]:
         """Return the recorded result (JSON) of step `name`, or run `work()` after removing `outputs`."""
+        name += self._label
         if name in self._done:
             self.resumed.append(name)
             return self._done[name]
         with disk_errors(self.root):
             for path in outputs:
                 remove(path)
-            self.stage.mkdir(exist_ok=True)
+            self.stage.mkdir(parents=True, exist_ok=True)
         self._done[name] = work()
         self._write()
         return self._done[name]

@@ -16,6 +16,7 @@ from ooc.cli.main import main
 from ooc.cli.store_verbs import _left_out
 from ooc.config.nodes import TrainConfig
 from ooc.stores.ingest import IngestSpec
+from ooc.stores.ingest.spec import BY_EDGE_TYPE, BY_NODE_TYPE
 from ooc.training.watchers import LineWatcher
 from tests.conftest import MakeStore
 from tests.forked import Python
@@ -210,7 +211,8 @@ def test_ingest_flags_are_the_fields_of_the_specification() -> None:
     assert {flag.name for flag in INGEST} == set(fields)
     switches = {name for name, field in fields.items() if field.annotation in (bool, bool | None)}
     assert {flag.name for flag in INGEST if flag.metavar is None} == switches
-    assert {flag.name for flag in INGEST if flag.repeat} == {n for n, f in fields.items() if f.annotation == list[str]}
+    repeated = {name for name, field in fields.items() if field.annotation == list[str]}
+    assert {flag.name for flag in INGEST if flag.repeat} == repeated | {*BY_NODE_TYPE, *BY_EDGE_TYPE}
 
 
 def test_every_key_has_a_flag_with_help() -> None:

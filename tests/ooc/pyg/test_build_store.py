@@ -146,7 +146,7 @@ def test_adjacency_beside_edges_is_no_feature(tmp_path: Path) -> None:
 
 def test_data_that_are_none_are_refused(tmp_path: Path) -> None:
     for given, message in (
-        (HeteroData(), "data is a HeteroData: it must be a Data with one graph of one type"),
+        (HeteroData(), "data has no edge types"),
         (Data(x=X), "data has no edge_index"),
         (data(y=torch.where(torch.arange(N) == 4, torch.inf, torch.rand(N))), r"data\[y\] row 4: target inf is infinite"),
     ):
