@@ -63,9 +63,7 @@ class LinkNeighborLoader(NeighborLoader):
             of validation and test are in no batch's edge_index.
         batch_size: Links of a batch.
         seed: Of the order, the draws and the negatives; see NeighborLoader. A negative depends on (seed, epoch, link).
-        replace, weight_attr, transform, shuffle, drop_last, num_workers, pin_memory, prefetch_factor, input_id, rank,
-            world_size, device, dtype, features, edge_features, split_masks, edge_ids, budget, pre_aggregation, sample_threads,
-            read_threads, arguments: As NeighborLoader's.
+        arguments: These and the others that the signature names are NeighborLoader's.
 
     Raises:
         ConfigError: An argument does not fit, or exact negatives are asked for in a graph with all possible edges.
