@@ -234,6 +234,8 @@ class EmbeddingTable:
 
     def use(self, name: str) -> None:
         """From now on `rows` and `look_up` give the rows that were kept under that name. Raises StoreError without them."""
+        if self._kept is not None:
+            self._kept.close()
         self._kept = DiskRows.open(self._path / name)
 
     def drop_kept(self, but: str) -> None:
@@ -367,6 +369,23 @@ class EmbeddingTables:
         with ExitStack() as closed:
             for table in self.tables.values():
                 closed.callback(table.close)
+
+
+def bytes_per_node(shapes: Mapping[str, tuple[int, int]], optimizer: str, accumulate: int = 1) -> dict[str, int]:
+    """Bytes of memory that a batch takes of the tables for each of its nodes, by node type.
+
+    They are the packed rows as read ahead, and being stored, and of each batch of an optimizer step its packed rows, the rows
+    that the model has, and the gradients of both.
+
+    Args:
+        shapes, optimizer: As of `EmbeddingTables.open`.
+        accumulate: Batches of an optimizer step.
+
+    >>> bytes_per_node({"author": (1000, 64)}, "adam")
+    {'author': 3328}
+    """
+    parts = 1 if optimizer == "sgd" else 3
+    return {name: 4 * width * ((2 + accumulate) * parts + 2 + 2 * accumulate) for name, (_, width) in shapes.items()}
 
 
 def _best(epoch: int | None) -> str:

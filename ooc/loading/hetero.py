@@ -37,12 +37,14 @@ class TypeRows:
     """name of a field -> the nodes it is true for"""
     values: Mapping[str, AnyArray] = field(default_factory=dict)
     """name of a field -> its value for every node, [N]: times"""
+    beside: int = 0
+    """bytes of memory that a node of a batch takes beside its fields, such as rows of an embedding table"""
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a node's features and labels in a batch."""
+        """Bytes of a node's features and labels in a batch, and of what it takes beside them."""
         x = 0 if self.x is None or self.gather is None else self.gather.row_bytes(self.x.shape[1:])
-        return x + (0 if self.labels is None else 8 * int(np.prod(self.labels.y.shape[1:], dtype=np.int64)))
+        return self.beside + x + (0 if self.labels is None else 8 * int(np.prod(self.labels.y.shape[1:], dtype=np.int64)))
 
 
 @dataclass(frozen=True)

@@ -62,9 +62,10 @@ class SeedLoader(BatchLoader):
         edge_ids: bool,
         split_seeds: bool = False,
         budget: MemoryPlan | None,
+        beside: Mapping[str, int] | None = None,
         pre_aggregation: PreAggregation | None = None,
     ) -> None:
-        """Make the stages of this order's batches. prefetch: factor, workers."""
+        """Make the stages of this order's batches. prefetch: factor, workers; beside: see `NeighborLoader`."""
         if not (pre_aggregation is None or isinstance(pre_aggregation, PreAggregation)):
             raise ConfigError(
                 f"pre_aggregation must be what `ooc.models.pre_aggregation_of(model)` returns, not {pre_aggregation!r}"
@@ -79,7 +80,8 @@ class SeedLoader(BatchLoader):
         batches = PREFETCH if factor is None else max(1, factor) * max(1, workers)
         pin = pins(pin_memory) and not (place is not None and place.type == "cuda")
         of_edges = edge_features if pre_aggregation is None else ()
-        collator = collator_of(data, order.nodes, sampling, dtype, features, of_edges, edge_ids, split_masks)
+        _check_beside(data, beside)
+        collator = collator_of(data, order.nodes, sampling, dtype, features, of_edges, edge_ids, split_masks, beside or {})
         collate = CollateStage(collator, order.nodes, transform, pin)
         self._sampling = sampling
         strategy = neighbor_strategy(data, order, collate, sampling, budget, place, pre_aggregation, split_seeds, threads)
@@ -170,6 +172,8 @@ class NeighborLoader(SeedLoader):
             so not with shuffle. Where num_neighbors differ by hop, a node that a half meets at another hop gets that hop's
             fan-out, so scores may differ with the memory that decides on halving; where all hops draw alike they don't.
         budget: A plan of the memory other than `plan_memory(data)`.
+        beside: Of several node types: type -> bytes of memory that a node of a batch takes beside its fields, such as the rows
+            of an embedding table that are looked up for it. They count for the memory.
         pre_aggregation: `ooc.models.pre_aggregation_of(model)`: the loader computes the neighbor sums of the model's first
             layer, in a tenth of the memory. x is the `FirstLayerAggregates` of its destinations and no field has the last hop;
             x stays the rows if they are not float32 vectors or `dtype` asks for another type.
@@ -221,6 +225,7 @@ class NeighborLoader(SeedLoader):
         edge_ids: bool = True,
         split_seeds: bool = False,
         budget: MemoryPlan | None = None,
+        beside: Mapping[str, int] | None = None,
         pre_aggregation: PreAggregation | None = None,
         sample_threads: int = 1,
         read_threads: int = 2,
@@ -252,6 +257,7 @@ class NeighborLoader(SeedLoader):
             edge_ids=edge_ids,
             split_seeds=split_seeds,
             budget=budget,
+            beside=beside,
             pre_aggregation=pre_aggregation,
         )
 
@@ -356,6 +362,14 @@ class HGTLoader(SeedLoader):
         return {**super()._identity(), "mode": "hgt"}
 
 
+def _check_beside(data: Dataset, beside: Mapping[str, int] | None) -> None:
+    """Raise ConfigError for bytes beside the fields of a node type that the data set has not."""
+    if beside and not data.is_hetero:
+        raise ConfigError(f"beside is for data sets of several node types, and {data.path} has one: leave it out")
+    if other := [name for name in beside or () if name not in data.node_types]:
+        raise ConfigError(f"beside names node type {other[0]!r}, and {data.path} has {', '.join(data.node_types)}")
+
+
 def collator_of(
     ds: Dataset,
     nodes: InputNodes | InputLinks,
@@ -365,6 +379,7 @@ def collator_of(
     edge_features: str | Sequence[str] | None,
     edge_ids: bool,
     split_masks: bool,
+    beside: Mapping[str, int],
 ) -> BatchCollator:
     """What makes the batches of a loader with these arguments: PyG `Data`, or `HeteroData` of several types."""
     if not ds.is_hetero:
@@ -379,7 +394,8 @@ def collator_of(
         own = ds.nodes(name)
         x, gather = (own.stored("x"), Gather(own.encoding("x"), dtype)) if features and own.num_features else (None, None)
         labels = None if own.labels is None else Labels(own.labels, floats=own.task == "multilabel")
-        types[name] = TypeRows(x, gather, labels, masks_of(own) if split_masks else {}, sampling.values(name))
+        masks = masks_of(own) if split_masks else {}
+        types[name] = TypeRows(x, gather, labels, masks, sampling.values(name), beside.get(name, 0))
     seeds = nodes.node_type or ds.node_types[0]
     by_type = edge_features_by_type(ds, edge_features, dtype, sampling.edge_values)
     times, layers = sampling.edge_values, sampling.layers

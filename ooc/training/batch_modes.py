@@ -15,7 +15,7 @@ from ooc.config.base import RunConfig
 from ooc.config.nodes import TrainConfig
 from ooc.graph.blocks import Subgraph
 from ooc.history.embedding_tables import FOLDER as TABLES
-from ooc.history.embedding_tables import EmbeddingTables
+from ooc.history.embedding_tables import EmbeddingTables, bytes_per_node
 from ooc.history.history import Growth
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.pass_plan import ram_bytes
@@ -170,6 +170,8 @@ class BatchMode(NodeMode):
     def _sampling(self) -> dict[str, Any]:
         config = self.config
         common: dict[str, Any] = {"replace": config.replace, "weight_attr": config.weight_attr, "device": self.device}
+        if self.table_shapes:
+            common["beside"] = bytes_per_node(self.table_shapes, config.optimizer, config.accumulate)
         return {
             **common,
             **WHOLE,

@@ -230,6 +230,19 @@ def test_a_batch_over_the_memory_is_refused_or_split(ds: Dataset) -> None:
         check(batch, np.arange(begin, begin + batch["paper"].batch_size))
 
 
+def test_what_a_node_takes_beside_its_fields_counts_for_the_memory(ds: Dataset) -> None:
+    """As rows of an embedding table do, which topics have in place of features."""
+    given: dict[str, Any] = {"num_neighbors": [-1, -1], "input_nodes": "paper", "batch_size": 300}
+    whole = list(NeighborLoader(ds, **given, budget=budget(500_000), split_seeds=True))
+    assert len(whole) == 1
+    many = {"topic": 500_000 // whole[0]["topic"].num_nodes}
+    with pytest.raises(BudgetError, match="so the batch may need"):
+        list(NeighborLoader(ds, **given, budget=budget(500_000), beside=many))
+    assert len(list(NeighborLoader(ds, **given, budget=budget(500_000), beside={"topic": 100}))) == 1
+    with pytest.raises(ConfigError, match="beside names node type 'movie', and .* has author, paper, topic, venue"):
+        NeighborLoader(ds, **given, beside={"movie": 8})
+
+
 def test_full_fan_out_is_pygs_forward_in_memory(ds: Dataset) -> None:
     data = HeteroData()
     for name, count in COUNTS.items():

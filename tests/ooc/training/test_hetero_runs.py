@@ -15,11 +15,13 @@ import ooc
 from ooc.cli.main import main
 from ooc.history.embedding_tables import EmbeddingTables
 from ooc.models.hetero import full_hetero_blocks
+from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.stores.build import write_hetero_store
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.graph import Graph
+from ooc.training.batch_modes import SampledMode
 from ooc.training.build import make_hetero_model, table_shapes
 from ooc.training.checkpoint import read_metrics
 from ooc.training.loop import train
@@ -133,6 +135,21 @@ def test_tables_on_disk_and_in_ram_train_to_the_same_bits(store: Path, tmp_path:
     monkeypatch.setattr(MemoryPlan, "history", property(lambda self: 2048))
     train(configure(store, tmp_path / "disk", **RUN))
     assert curve(tmp_path / "ram") == curve(tmp_path / "disk")
+
+
+def test_rows_of_tables_count_for_the_memory_of_batches(store: Path, tmp_path: Path) -> None:
+    """Of training and of scores: with the moments of Adam, and of each batch of an optimizer step."""
+    found = []
+    for number, settings in enumerate([{"optimizer": "sgd"}, {"optimizer": "adam"}, {"optimizer": "adam", "accumulate": 3}]):
+        with Dataset.open(store) as ds:
+            mode = SampledMode(configure(store, tmp_path / f"{number}", **{**RUN, **settings}), ds)
+            for loader in (mode.loader, mode.evaluators["val"]):
+                sample = loader.strategy.stages.sample
+                drawn = sample.sample(Cursor(0, 0))
+                found.append((sample.limit.nbytes(drawn), 4 * 8 * len(drawn.subgraph.node["author"])))
+    for (sgd, row), (adam, _), (several, _) in (found[::2], found[1::2]):
+        assert row
+        assert (adam - sgd, several - adam) == (6 * row, 10 * row)
 
 
 def test_a_run_learns_and_is_scored_by_its_best_tables(store: Path, tmp_path: Path) -> None:
