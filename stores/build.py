@@ -54,7 +54,7 @@ def finish_store(partial: Path | str, final: Path | str, manifest: Manifest) -> 
         if ids.exists():  # the only part of a store without its own checksums
             manifest = manifest.model_copy(update={"fingerprints": {**manifest.fingerprints, name: file_crc32c(ids)}})
             write_placeholder(ids.parent, "an LMDB environment: external ids to rows, and back")
-    write_manifest(partial, manifest)
+    write_manifest(partial, manifest.as_new())
     return publish(partial, final)
 
 

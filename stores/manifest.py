@@ -18,7 +18,7 @@ from ooc.stores.errors import InputError, StoreError
 from ooc.stores.io.atomic import write_file
 
 FORMAT_VERSION = 2
-"""the newest format that can be read: 1 for homogeneous stores, 2 for heterogeneous ones"""
+"""the newest format that can be read; see `Manifest.least_version` for what needs it"""
 ATTRIBUTE = "ooc"
 """the manifest's key among the group's attributes; other tools may add their own"""
 NODE = "node"
@@ -328,14 +328,27 @@ class Manifest(_Part):
         return cls(format_version=2, **types, num_nodes=nodes, num_edges=edges, **fields)
 
     @property
+    def least_version(self) -> int:
+        """The oldest format version that knows all that the manifest says: 2 for several types, for a store of many graphs, for
+        targets of a regression and for labels or splits of edges; else 1."""
+        labelled = [self, *self.node_types, *self.edge_types, *([] if self.graphs is None else [self.graphs])]
+        of_edges = any(each.task is not None or each.splits for each in self.edge_types)
+        targets = any(each.task == "regression" for each in labelled)
+        return 2 if self.is_hetero or self.graphs is not None or targets or of_edges else 1
+
+    def as_new(self) -> Self:
+        """The manifest of a new store: with its format version. Stores of an earlier ooc keep theirs, and their fingerprint."""
+        return self.model_copy(update={"format_version": self.least_version})
+
+    @property
     def is_hetero(self) -> bool:
         """Whether the types have names: there are several, or the only ones are not those of a homogeneous store."""
         return [each.name for each in self.node_types] != [NODE] or [each.key for each in self.edge_types] != [HOMOGENEOUS]
 
     @model_validator(mode="after")
     def _types_fit(self) -> Self:
-        if self.is_hetero != (self.format_version == 2):
-            raise ValueError("heterogeneous stores, and no others, have format version 2")
+        if self.is_hetero and self.format_version < 2:
+            raise ValueError("heterogeneous stores have format version 2")
         nodes, edges = [each.name for each in self.node_types], [each.key for each in self.edge_types]
         if self.is_hetero and HOMOGENEOUS in edges:
             raise ValueError(f"edge type {show_edge_type(HOMOGENEOUS)} is that of homogeneous stores")

@@ -176,7 +176,7 @@ def _info_lines(fields: dict[str, Any]) -> list[str]:
     counts = f"{graphs}{fields['num_nodes']:,} nodes, {fields['num_edges']:,} edges"
     lines = [
         f"{fields['path']}: {counts}, {format_bytes(fields['bytes'])}",
-        *(_lines_of_types(fields) if fields["format_version"] == 2 else _lines_of_graph(fields)),
+        *(_lines_of_graph(fields) if "task" in fields else _lines_of_types(fields)),
         f"  format       {fields['format_version']}",
         f"  fingerprint  {fields['fingerprint']}",
         "  arrays",

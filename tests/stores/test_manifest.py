@@ -9,10 +9,14 @@ import pytest
 import zarr
 from pydantic import ValidationError
 
+from ooc.stores.build import write_store
 from ooc.stores.errors import InputError, StoreError
+from ooc.stores.graph import Graph
+from ooc.stores.info import describe
 from ooc.stores.manifest import (
     FORMAT_VERSION,
     EdgeType,
+    Graphs,
     Manifest,
     NodeType,
     check_type_name,
@@ -120,6 +124,35 @@ def test_a_homogeneous_manifest_has_the_bytes_it_had() -> None:
         b'"task":"multiclass","undirected":false,"weighted":true}'
     )
     assert sample().canonical() == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "version"),
+    [
+        ({}, 1),
+        ({"task": "binary", "num_classes": 2}, 1),
+        ({"task": "regression", "num_classes": 1}, 2),
+        ({"graphs": Graphs(count=3)}, 2),
+        ({"edge_types": [EdgeType(count=7, arrays=["msg"])]}, 1),
+        ({"edge_types": [EdgeType(count=7, arrays=["y"], task="binary", num_classes=2)]}, 2),
+        ({"edge_types": [EdgeType(count=7, arrays=["split"], splits={"train": 3})]}, 2),
+    ],
+)
+def test_a_new_store_has_the_format_that_knows_what_it_holds(tmp_path: Path, changes: dict[str, Any], version: int) -> None:
+    """An older ooc then asks for an upgrade. A store that says 1 all the same, as they once did, opens and stays as it is."""
+    manifest = sample().model_copy(update=changes)
+    assert manifest.as_new().format_version == version
+    write_manifest(tmp_path, manifest)
+    assert read_manifest(tmp_path) == manifest
+    write_manifest(tmp_path, manifest.as_new())
+    assert read_manifest(tmp_path) == manifest.as_new()
+
+
+def test_stores_are_written_in_that_format(tmp_path: Path) -> None:
+    graph, y = Graph.from_edges([0, 1], [2, 2], 3), np.array([0.5, 1.5, 2.5])
+    target = write_store(tmp_path / "numbers.ooc", graph, y=y, task="regression", num_classes=1)
+    plain = write_store(tmp_path / "plain.ooc", graph, y=np.array([0, 1, 0]), task="binary", num_classes=2)
+    assert [describe(path)["format_version"] for path in (target, plain)] == [2, 1]
 
 
 @pytest.mark.parametrize(
