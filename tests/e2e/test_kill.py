@@ -26,6 +26,8 @@ from ooc.stores.integrity import verify
 from tests.conftest import MakeStore
 from tests.forked import Python
 from tests.scale import few
+from tools.bench.kills.commands import make_types
+from tools.bench.lib.leftovers import differences
 
 KILLS = os.environ.get("OOC_TEST_KILLS", few("1", "3"))
 """inside each place; a hundred take some minutes"""
@@ -63,6 +65,51 @@ def test_what_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path: Path) -> Non
 def lines_of(out: Path) -> int:
     path = out / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+TABLES_ON_DISK = """
+import sys
+from ooc.cli.main import main
+from ooc.runtime.memory_plan import MemoryPlan
+MemoryPlan.history = property(lambda self: 2048)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_embedding_tables_of_a_killed_run_go_on_to_the_same_bits(quick_path: Path) -> None:
+    """`tools.bench.kills.verbs` kills such runs anywhere."""
+    words: list[Any] = [
+        "-c",
+        TABLES_ON_DISK,
+        "train",
+        make_types(quick_path / "types.ooc", 60),
+        "--model",
+        "rsage",
+        "--no-plan",
+    ]
+    words += [
+        "--fanout",
+        "3,3",
+        "--hidden",
+        "8",
+        "--batch-size",
+        "4",
+        "--epochs",
+        "5",
+        "--checkpoint-every",
+        "2",
+        "--threads",
+        "1",
+    ]
+    whole, cut = quick_path / "whole", quick_path / "cut"
+    assert Python(*words, "--out", whole).wait().returncode == 0
+    process = Python(*words, "--out", cut)
+    while lines_of(cut) < 7 and process.poll() is None:
+        time.sleep(0.0005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait().returncode == -signal.SIGKILL
+    assert Python(*words, "--out", cut, "--resume").wait().returncode == 0
+    assert differences(whole, cut) == []
 
 
 def test_ctrl_c_is_one_line_and_exit_code_130(make_store: MakeStore, tmp_path: Path) -> None:
@@ -121,7 +168,8 @@ def test_ctrl_c_ends_the_counting_of_subgraphs(make_store: MakeStore, tmp_path: 
 @pytest.mark.slow
 def test_verbs_killed_at_system_calls_and_moments_are_completed_by_the_same_call(quick_path: Path) -> None:
     """A thousand kills of all verbs take about an hour; these are some."""
-    flags = "--kills", "24", "--seed", SEED, "--places", "ingest parquet", "append", "compact", "infer", "sampled", "events tgn"
+    places = ["ingest parquet", "append", "compact", "infer", "sampled", "events tgn", "types on disk"]
+    flags = "--kills", "28", "--seed", SEED, "--places", *places
     words = [sys.executable, "-m", "tools.bench.kills.verbs", str(quick_path / "kills"), *flags]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -239,7 +239,7 @@ def test_what_a_node_takes_beside_its_fields_counts_for_the_memory(ds: Dataset) 
     with pytest.raises(BudgetError, match="so the batch may need"):
         list(NeighborLoader(ds, **given, budget=budget(500_000), beside=many))
     assert len(list(NeighborLoader(ds, **given, budget=budget(500_000), beside={"topic": 100}))) == 1
-    with pytest.raises(ConfigError, match="beside names node type 'movie', and .* has author, paper, topic, venue"):
+    with pytest.raises(ConfigError, match=r"beside names node type .movie., and .* has author, paper, topic, venue"):
         NeighborLoader(ds, **given, beside={"movie": 8})
 
 

@@ -14,7 +14,7 @@ from tools.bench.kills.runs import event_flags, make_events, make_store, train_f
 from tools.bench.lib.killed_process import Difference
 from tools.bench.malformed.cases import NODES, ends, well_formed
 
-STORE, EVENTS, RUN, INPUTS = "graph.ooc", "events.ooc", "model", "../inputs"
+STORE, EVENTS, TYPES, RUN, INPUTS = "graph.ooc", "events.ooc", "types.ooc", "model", "../inputs"
 GROWN, APPENDED, GROWING_RUN = "grown.ooc", "appended.ooc", "growing"
 _TIMES = ["--time", "t", "--edge-features", "msg=m", "--src", "src", "--dst", "dst"]
 _TABLE = ["--nodes", "nodes.csv", "--label", "y", "--split", "split", "--x-cols", "f*"]
@@ -40,7 +40,7 @@ class Verb:
     every: int = 1
     """it is killed in each round, or in each second one, ..."""
     on_disk: bool = False
-    """whether rows of node memory are read and written as if they were too many for RAM"""
+    """whether rows of node memory or embedding tables are read and written as if they were too many for RAM"""
 
 
 _INGESTS = {
@@ -65,6 +65,8 @@ _BATCHES: dict[str, dict[str, Any]] = {
     "history auto": {"parts": 6, "refresh": "auto", "history_lag": 2, "model": "gcnii"},
     "full": {},
 }
+_TYPED = {**_SAMPLED, "model": "rsage", "evaluate": "sampled", "eval_every": 1}
+"""a run whose authors have an embedding table"""
 _EVENT_MODELS = {"events tgn": 0, "events graphmixer": 1, "events tgat": 2}
 _WINDOW_MODELS = {"snapshots roland": 0, "snapshots recurrent": 1, "snapshots evolvegcn": 3}
 _PASSES = {"infer": ("infer", "p.parquet"), "infer csv": ("infer", "p.csv"), "embed": ("embed", "e.zarr")}
@@ -118,6 +120,8 @@ def _of_modes() -> list[Verb]:
             at = flags.index("--evaluate")
             del flags[at : at + 4]
         found.append(Verb(name, ["train", STORE, *flags, "--out", "run"], (STORE,)))
+    typed = ["train", TYPES, *train_flags(1, **_SMALL | _TYPED), "--out", "run"]
+    found += [Verb("types", typed, (TYPES,)), Verb("types on disk", typed, (TYPES,), on_disk=True)]
     often = {"checkpoint-every": 4}
     for name, seed in _EVENT_MODELS.items():
         flags = event_flags(seed, **often, model=name.split()[1])
@@ -168,6 +172,8 @@ def make_inputs(work: Path, nodes: int, needs: set[str]) -> None:
         make_store(work / STORE, nodes)
     if EVENTS in needs:
         make_events(work / EVENTS)
+    if TYPES in needs:
+        make_types(work / TYPES, nodes)
     for name in sorted(needs & {GROWN, APPENDED}):
         succeed(["ingest", name, *_OLD, *_TABLE])
     if GROWING_RUN in needs:
@@ -176,6 +182,25 @@ def make_inputs(work: Path, nodes: int, needs: set[str]) -> None:
         succeed(["append", APPENDED, *_NEW])
     if RUN in needs:
         succeed(["train", STORE, *train_flags(1, hidden=8, layers=2, epochs=2, fanout="4,4"), "--out", RUN])
+
+
+def make_types(path: Path, papers: int) -> Path:
+    """Make a random graph of papers, with features and classes, and as many authors, without features."""
+    from ooc.stores.build import write_hetero_store
+    from ooc.stores.graph import Graph
+
+    rng = np.random.default_rng(0)
+    order = rng.permutation(papers)
+    labels: dict[str, Any] = {"y": rng.integers(0, 3, papers), "task": "multiclass", "num_classes": 3}
+    splits = {name: order[k::3] for k, name in enumerate(("train", "val", "test"))}
+    nodes = {"paper": {"x": rng.standard_normal((papers, 8), dtype=np.float32), "splits": splits, **labels}, "author": {}}
+    author, paper = rng.integers(0, papers, (2, 4 * papers))
+    ends = {"num_nodes": papers, "num_sources": papers}
+    edges = {
+        ("author", "writes", "paper"): Graph.from_edges(author, paper, **ends),
+        ("paper", "rev_writes", "author"): Graph.from_edges(paper, author, **ends),
+    }
+    return write_hetero_store(path, nodes, edges)
 
 
 def _make_sources(folder: Path) -> None:
