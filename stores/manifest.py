@@ -331,10 +331,8 @@ class Manifest(_Part):
     def least_version(self) -> int:
         """The oldest format version that knows all that the manifest says: 2 for several types, for a store of many graphs, for
         targets of a regression and for labels or splits of edges; else 1."""
-        labelled = [self, *self.node_types, *self.edge_types, *([] if self.graphs is None else [self.graphs])]
         of_edges = any(each.task is not None or each.splits for each in self.edge_types)
-        targets = any(each.task == "regression" for each in labelled)
-        return 2 if self.is_hetero or self.graphs is not None or targets or of_edges else 1
+        return 2 if self.is_hetero or self.graphs is not None or self.task == "regression" or of_edges else 1
 
     def as_new(self) -> Self:
         """The manifest of a new store: with its format version. Stores of an earlier ooc keep theirs, and their fingerprint."""
