@@ -294,7 +294,7 @@ class EmbeddingTables:
         with ExitStack() as refused:
             for number, (name, shape) in enumerate(shapes.items()):
                 stream, own = key(seed, Purpose.TABLE, number), None if state is None else state[name]
-                path = folder / f"{number}-{name}"
+                path = _folder_of(folder, number, name)
                 kind: Optimizer = "sgd" if optimizer == "sgd" else "adam"
                 found[name] = refused.enter_context(closing(EmbeddingTable.open(path, shape, stream, kind, own, **options)))
             refused.pop_all()
@@ -369,6 +369,34 @@ class EmbeddingTables:
         with ExitStack() as closed:
             for table in self.tables.values():
                 closed.callback(table.close)
+
+
+def kept_rows(folder: Path, shapes: Mapping[str, tuple[int, int]], epoch: int) -> dict[str, DiskRows]:
+    """Open the rows that `EmbeddingTables.keep_best` kept of an epoch, by node type; the caller closes them.
+
+    Args:
+        folder, shapes: As of `EmbeddingTables.open`.
+        epoch: The epoch.
+
+    Raises:
+        StoreError: If there are none, they are damaged, or have another shape.
+
+    >>> kept_rows(Path("run/tables"), {"author": (1000, 64)}, epoch=3)["author"].shape
+    (1000, 64)
+    """
+    found: dict[str, DiskRows] = {}
+    with ExitStack() as refused:
+        for number, (name, shape) in enumerate(shapes.items()):
+            path = _folder_of(folder, number, name) / _best(epoch)
+            found[name] = refused.enter_context(closing(DiskRows.open(path)))
+            if found[name].shape != shape:
+                raise StoreError(f"{path} has rows of shape {found[name].shape}, not {shape}: it is not of this run's store")
+        refused.pop_all()
+    return found
+
+
+def _folder_of(folder: Path, number: int, name: str) -> Path:
+    return folder / f"{number}-{name}"
 
 
 def bytes_per_node(shapes: Mapping[str, tuple[int, int]], optimizer: str, accumulate: int = 1) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """An exact pass over all nodes by whichever way the model allows: layer by layer, or on batches of full neighborhoods."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from torch import nn
@@ -43,6 +44,8 @@ def exact_pass(
     *,
     layer: int | Literal["hidden"] | None = None,
     num_layers: int | None = None,
+    node_type: str | None = None,
+    tables: Mapping[str, Rows] | None = None,
     engine: str = "auto",
     memory: int | None = None,
     budget: MemoryPlan | None = None,
@@ -52,13 +55,16 @@ def exact_pass(
     Args:
         model, dataset, folder, engine, memory, budget: As of `LayerwisePass`.
         layer: Number of the layer whose rows are computed, from 1; "hidden" for the last but one; None for the model's outputs.
-        num_layers: Of a model with its own forward(x, blocks), as many as it takes blocks.
+        num_layers, node_type, tables: As of `FullNeighborPass`, which computes all models of heterogeneous graphs.
 
     Raises:
         ConfigError: If the model has no such layer.
 
     >>> exact_pass(model, ds, Path("pass")).run()
     """
+    if dataset.is_hetero:
+        types: dict[str, Any] = {"num_layers": num_layers, "node_type": node_type, "tables": tables}
+        return FullNeighborPass(model, dataset, folder, **types, engine=engine, budget=budget)
     if not has_layers(model):
         if layer not in (None, "hidden"):
             raise ConfigError(

@@ -1,4 +1,5 @@
-"""Exact outputs of models with their own forward: batches of seeds with all in-edges over as many hops as outputs depend on.
+"""Exact outputs of models with their own forward, and of all models of heterogeneous graphs: batches of seeds with all in-edges
+over as many hops as outputs depend on.
 
 Nothing can act between the layers of such a model, so neighbors are computed again for every batch that has them: a pass costs
 more than one layer by layer, and grows with the neighborhoods. (Full-neighbor inference as with PyG's NeighborLoader.)
@@ -7,51 +8,63 @@ more than one layer by layer, and grows with the neighborhoods. (Full-neighbor i
 import math
 import shutil
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch_geometric.data import Data
 
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.layerwise_pass import Progress, digest
 from ooc.layerwise.row_files import Files
-from ooc.layerwise.shape import own_way
+from ooc.layerwise.shape import has_layers, own_way, parts_of
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.ranks import WHOLE
 from ooc.models.layers import evaluating
 from ooc.models.receptive_field import hops_on
 from ooc.models.user_models import edge_features_for, forward_batch
 from ooc.runtime.memory_plan import MemoryPlan
+from ooc.runtime.pipeline import Stage
 from ooc.runtime.range_io import write_range
 from ooc.stores.arrays.rows import Ids, Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.io.atomic import remove_tree, removed_path
+from ooc.stores.node_set import NodeSet
 
 SEEDS = 4096
 """per batch; one that does not fit in memory is halved, and again"""
+_TABLE_COPIES = 3
+"""of a batch's rows of a table: as read, one a node, and where the model computes"""
+_PIECE_BYTES = 2**24
+"""of a table that are in memory at once for its digest"""
+_TRIED, _TOLERANCE = 64, 1e-4
+"""nodes whose outputs are compared with those of one hop more; float32 in another order differs less than that"""
 NOTE_SECONDS = 10.0
 """between notes of how far the pass has come, each of which waits for the disk"""
 
 
 class FullNeighborPass:
-    """The outputs of all nodes by a model with its own forward; see `ExactPass`.
+    """The outputs of all nodes, or of all of one type, by a model with its own forward or of several types; see `ExactPass`.
 
     Args:
         model: A module with forward(x, edge_index) or forward(x, blocks), or one that takes edge features; it computes in
             evaluation mode.
         dataset: The graph and its features.
         folder: Where rows and progress are kept. A killed pass goes on there.
-        num_layers: Of a forward(x, blocks), as many as it takes blocks.
+        num_layers: Of a forward(x, blocks), as many as it takes blocks. Of a heterogeneous graph and a model with its own
+            forward, over how many hops its outputs depend on.
+        node_type: Of a heterogeneous graph, the type whose outputs are computed.
+        tables: Of a heterogeneous graph, node type without features -> the rows of its embedding table, float32 [N, width].
         engine: How rows are read and written.
         budget: A plan of the memory other than the data set's.
 
     Raises:
-        ConfigError: If the store has no features, or outputs depend on all nodes.
+        ConfigError: If the store has no features, or outputs depend on all nodes, or on nodes further away than `num_layers`.
 
     >>> with closing(FullNeighborPass(model, ds, Path("pass"))) as whole:
     ...     rows = whole.run()  # Rows [N, C]
@@ -64,14 +77,20 @@ class FullNeighborPass:
         folder: Path,
         *,
         num_layers: int | None = None,
+        node_type: str | None = None,
+        tables: Mapping[str, Rows] | None = None,
         engine: str = "auto",
         budget: MemoryPlan | None = None,
     ) -> None:
-        if not dataset.num_features:
+        if not (dataset.is_hetero or dataset.num_features):
             raise ConfigError(f"{dataset.path} holds no features to compute on")
         self.model, self.dataset, self._folder = model, dataset, folder
-        self._hops = hops_on(model, dataset, num_layers)
+        self._nodes: NodeSet = dataset.nodes() if node_type is None else dataset.nodes(node_type)
+        self._tables = dict(tables or {})
+        self._hops = self._depth(num_layers)
         self._loader = self._over(None, budget)
+        if dataset.is_hetero and not has_layers(model):
+            self._check_depth()
         self.columns = self._width()
         self.files = Files(folder, engine)
         shutil.rmtree(removed_path(folder), ignore_errors=True)
@@ -82,7 +101,18 @@ class FullNeighborPass:
     def method(self) -> str:
         """See `ExactPass`."""
         hops = f"{self._hops} hop{'s' * (self._hops != 1)}"
-        return f"{type(self.model).__name__} {own_way(self.model)}: computed on batches of full neighborhoods of {hops}"
+        why = "is of a heterogeneous graph" if self.dataset.is_hetero else own_way(self.model)
+        return f"{type(self.model).__name__} {why}: computed on batches of full neighborhoods of {hops}"
+
+    def _depth(self, num_layers: int | None) -> int:
+        """Over how many hops outputs depend on nodes."""
+        if not self.dataset.is_hetero:
+            return hops_on(self.model, self.dataset, num_layers)
+        if has_layers(self.model):
+            return len(parts_of(self.model)[1])
+        if num_layers is None:
+            raise ConfigError(f"{type(self.model).__name__} has its own forward: give num_layers, as many as it has layers")
+        return num_layers
 
     def _width(self) -> int:
         """Numbers per row, as the first node's say."""
@@ -90,21 +120,66 @@ class FullNeighborPass:
         with evaluating(self.model), closing(iter(first)) as batches:
             return math.prod(self._outputs(next(batches)).shape[1:])
 
-    def _over(self, nodes: Ids | None, budget: MemoryPlan | None) -> NeighborLoader:
-        """Batches of nodes (None: all) with their full neighborhoods; those that do not fit in memory are halved."""
-        fanout = [-1] * self._hops  # nothing is drawn; the seed spares torch's generator, which is the user's
+    def _check_depth(self) -> None:
+        """Raise ConfigError if one hop more changes the outputs of some nodes."""
+        some, found = np.arange(min(_TRIED, self._nodes.num_nodes)), list[torch.Tensor]()
+        for more in range(2):
+            with evaluating(self.model), closing(iter(self._over(some, self._loader.budget, more))) as batches:
+                found.append(torch.cat([self._outputs(batch) for batch in batches]))
+        own, further = found
+        if not torch.allclose(own, further, rtol=_TOLERANCE, atol=_TOLERANCE * float(own.abs().max())):
+            raise ConfigError(
+                f"outputs of {type(self.model).__name__} depend on nodes more than {self._hops} hops away: train it with as "
+                "many `layers` as it has, or give `num_layers`"
+            )
+
+    def _over(self, nodes: Ids | None, budget: MemoryPlan | None, more: int = 0) -> NeighborLoader:
+        """Batches of nodes (None: all) with their full neighborhoods, of some hops more; those that do not fit in memory are
+        halved."""
+        fanout = [-1] * (self._hops + more)  # nothing is drawn; the seed spares torch's generator, which is the user's
         features = edge_features_for(self.model, self.dataset)
         given: dict[str, Any] = {"budget": budget, "edge_features": features, **WHOLE}
-        return NeighborLoader(self.dataset, fanout, nodes, SEEDS, seed=0, split_seeds=True, **given)
+        if self._tables:
+            given["beside"] = {name: _TABLE_COPIES * rows.row_bytes for name, rows in self._tables.items()}
+        wanted = (self._nodes.name, nodes) if self.dataset.is_hetero else nodes
+        loader = NeighborLoader(self.dataset, fanout, wanted, SEEDS, seed=0, split_seeds=True, **given)
+        if self._tables:
+            loader.then = Stage("tables", self._with_rows)
+        return loader
 
-    def _outputs(self, batch: Data) -> torch.Tensor:
+    def _with_rows(self, item: tuple[int, Any]) -> tuple[int, Any]:
+        """Give a batch the rows of its nodes that have no features; a stage of the loader's pipeline."""
+        for name, rows in self._tables.items():
+            ids, place = np.unique(item[1][name].n_id.numpy(), return_inverse=True)
+            found = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
+            rows.read(ids, found)
+            item[1][name].x = torch.from_numpy(found[place])
+        return item
+
+    def _seeds(self, batch: Any) -> int:
+        """Number of a batch's seeds."""
+        return int(batch[self._nodes.name].batch_size if self.dataset.is_hetero else batch.batch_size)
+
+    def _outputs(self, batch: Any) -> torch.Tensor:
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         return forward_batch(self.model, batch.to(device)).float().cpu()
 
     def fingerprint(self) -> str:
         """A digest of the parameters, the data and the batches."""
         text = f"{self.dataset.fingerprint} full neighbors {self._hops} {SEEDS} {self.model}"
-        return digest(text, sorted(self.model.state_dict().items()))
+        if self.dataset.is_hetero:
+            text += f" {self._nodes.name}"
+        return digest(text, chain(sorted(self.model.state_dict().items()), self._table_rows()))
+
+    def _table_rows(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All rows of the tables, a piece at a time."""
+        for name, rows in self._tables.items():
+            piece = max(1, _PIECE_BYTES // rows.row_bytes)
+            for first in range(0, rows.shape[0], piece):
+                ids = np.arange(first, min(first + piece, rows.shape[0]))
+                found = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
+                rows.read(ids, found)
+                yield name, torch.from_numpy(found)
 
     def lock(self) -> None:
         """Have the folder for this process; StoreError if another has it."""
@@ -123,16 +198,17 @@ class FullNeighborPass:
         if not start:
             self.files.forget()
         self.stats.restart()
-        nodes = self.dataset.num_nodes
+        nodes = self._nodes.num_nodes
         rows = self.files.rows("out", (nodes, self.columns))
         loader = self._loader
         loader.load_state_dict({"epoch": 0, "step": start // SEEDS})
         node, noted = start - start % SEEDS, time.monotonic()
         with evaluating(self.model), closing(iter(loader)) as batches:
             for batch in batches:
-                out = self._outputs(batch).reshape(batch.batch_size, -1)
+                seeds = self._seeds(batch)
+                out = self._outputs(batch).reshape(seeds, -1)
                 self.stats.bytes_written += write_range(rows, node, np.ascontiguousarray(out.numpy()))
-                node += batch.batch_size
+                node += seeds
                 progress("full neighborhoods", node, nodes)
                 if time.monotonic() - noted > NOTE_SECONDS or node == nodes:
                     self.files.note({"key": key, "next": node}, [rows])

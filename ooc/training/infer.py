@@ -8,9 +8,9 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
@@ -23,6 +23,8 @@ from ooc.config.base import parse, saved_config
 from ooc.config.graphs import GraphConfig
 from ooc.config.modes import check_consent, class_of
 from ooc.config.nodes import ModelConfig, NodeConfig
+from ooc.history.embedding_tables import FOLDER as TABLES
+from ooc.history.embedding_tables import kept_rows
 from ooc.layerwise.exact_pass import ExactPass, exact_pass
 from ooc.layerwise.layerwise_pass import Progress
 from ooc.layerwise.shape import has_layers
@@ -31,15 +33,18 @@ from ooc.metrics.tasks import LabelTask
 from ooc.models.pyg_models import degree_histogram
 from ooc.models.user_models import edge_dim_of, find_class
 from ooc.runtime.restoring import settings_restored
+from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.arrays.rows import AnyArray, ArrayRows, Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, OocError
 from ooc.stores.io.atomic import check_absent, removed_path
 from ooc.stores.manifest import read_manifest
+from ooc.stores.node_set import NodeSet
 from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import checkpoint, infer_graphs
-from ooc.training.build import make_model, takes_floats
+from ooc.training.build import make_hetero_model, make_model, table_shapes, takes_floats
 from ooc.training.graph_mode import graph_model
+from ooc.training.node_mode import feature_reading, labelled_nodes
 from ooc.training.predictions import check_group, check_table, write_table, write_zarr
 from ooc.training.run import MODEL
 
@@ -158,7 +163,8 @@ def infer(
 
     A model that is a list of layers goes layer by layer over all nodes. One with its own `forward(x, edge_index)` is computed
     on batches of full neighborhoods: the seeds of a batch with all their in-edges, over as many hops as their outputs depend
-    on; batches are as large as the memory allows.
+    on; batches are as large as the memory allows. So is that of a run on a heterogeneous store, for the nodes of the type that
+    it learned: over as many hops as the run has `layers`, with the embedding tables of its best epoch.
 
     Args:
         model: A module, or the directory of a run of `ooc.train`, finished or not (its best parameters are used).
@@ -172,7 +178,8 @@ def infer(
             without names, and predictions of several targets `prediction_NAME`. None returns the outputs (logits, or numbers).
         memory: Limit for the process, such as "2GB"; with a data set, that of `ooc.open` applies instead.
         engine: How rows are read: auto, uring, pread or mmap.
-        num_layers: Of a module with its own forward(x, blocks), as many as it takes blocks.
+        num_layers: Of a module with its own forward(x, blocks), as many as it takes blocks; of a run of a class of one's own on
+            a heterogeneous store, over how many hops its outputs depend on, where these are not `layers`.
         model_class: "package.module:Class" of a run that used such a class. Naming it again is consent to import it.
         allow_code: Import the class that the run names, because you trust the run.
         folder: Where rows that do not fit in memory are kept if `out` is None; default: the system's temporary folder.
@@ -252,6 +259,23 @@ def embed(
 
 
 @dataclass(frozen=True)
+class _Subject:
+    """What outputs are computed of. task: None for outputs of no task; tables, num_layers: as of `exact_pass`."""
+
+    dataset: Dataset
+    model: nn.Module
+    task: LabelTask | None
+    nodes: NodeSet
+    tables: Mapping[str, Rows] = field(default_factory=dict)
+    num_layers: int | None = None
+
+    @property
+    def node_type(self) -> str | None:
+        """The nodes' type, of a heterogeneous graph."""
+        return self.nodes.name if self.dataset.is_hetero else None
+
+
+@dataclass(frozen=True)
 class _Work:
     """What is computed. layer: as of `exact_pass`."""
 
@@ -266,39 +290,44 @@ class _Work:
     verify_reads: bool = False
 
     @contextmanager
-    def opened(self) -> Iterator[tuple[Dataset, nn.Module, LabelTask | None]]:
-        """(data set, model in memory, task or None)."""
+    def opened(self) -> Iterator[_Subject]:
+        """The open data set, and the model in memory."""
         with settings_restored(), self._opened() as found:
             yield found
 
     @contextmanager
-    def _opened(self) -> Iterator[tuple[Dataset, nn.Module, LabelTask | None]]:
+    def _opened(self) -> Iterator[_Subject]:
         if isinstance(self.model, nn.Module):
             with self._dataset(has_layers(self.model)) as dataset:
                 _check_types(dataset)
-                yield dataset, self.model, None if dataset.task is None else LabelTask.of(dataset)
+                task = None if dataset.task is None else LabelTask.of(dataset)
+                yield _Subject(dataset, self.model, task, dataset.nodes(), num_layers=self.num_layers)
             return
         if not isinstance(self.model, str | os.PathLike):
             raise ConfigError(f"model must be a module or the directory of a run, not a {type(self.model).__name__}")
         run = Path(self.model)
         config = self.consent(run, self.store.path if isinstance(self.store, Dataset) else Path(self.store))
         with self._dataset(takes_floats(config)) as dataset:
+            if dataset.is_hetero and self.layer is None:
+                with _of_types(dataset, config, run, self.num_layers) as found:
+                    yield found
+                return
             _check_types(dataset)
             task = None if config.link_decoder is not None else _task(dataset, config)
             channels = config.hidden if task is None else task.channels  # embeddings, for links
             degrees = partial(degree_histogram, dataset.graph)
             made = make_model(config, dataset.num_features, channels, degrees, edge_dim_of(dataset))
             _load(made, run)
-            yield dataset, made, task
+            yield _Subject(dataset, made, task, dataset.nodes(), num_layers=self.num_layers)
 
-    def class_names(self, dataset: Dataset) -> list[str] | None:
+    def class_names(self, subject: _Subject) -> list[str] | None:
         """Names of the model's classes: of the store it was trained on, where that is still there, else of this one."""
-        if isinstance(self.model, nn.Module):
-            return dataset.class_names
+        if isinstance(self.model, nn.Module) or subject.node_type is not None:
+            return subject.nodes.class_names
         try:
             return read_manifest(_config(Path(self.model)).store).class_names
         except OocError:
-            return dataset.class_names
+            return subject.nodes.class_names
 
     def __post_init__(self) -> None:
         check_store(self.store, "store")
@@ -313,11 +342,12 @@ class _Work:
             raise ConfigError("memory is a property of an open data set: give it to `ooc.open`, and leave it out here")
         return nullcontext(self.store)
 
-    def begun(self, dataset: Dataset, model: nn.Module, folder: Path) -> ExactPass:
+    def begun(self, subject: _Subject, folder: Path) -> ExactPass:
         """The pass that computes it, in `folder`."""
         limit = None if self.memory is None else parse_bytes(self.memory)
         engine = "auto" if self.engine == "gds" else self.engine
-        return exact_pass(model, dataset, folder, layer=self.layer, num_layers=self.num_layers, engine=engine, memory=limit)
+        types: dict[str, Any] = {"node_type": subject.node_type, "tables": subject.tables, "num_layers": subject.num_layers}
+        return exact_pass(subject.model, subject.dataset, folder, layer=self.layer, **types, engine=engine, memory=limit)
 
     @property
     def watched(self) -> list[Progress]:
@@ -328,9 +358,38 @@ def _check_types(dataset: Dataset) -> None:
     """Raise ConfigError for a heterogeneous store."""
     if dataset.is_hetero:
         raise ConfigError(
-            f"{dataset.path} is heterogeneous, and outputs of all nodes are computed on homogeneous graphs: call the model on "
-            "batches of `ooc.NeighborLoader`, with fan-outs of -1 for all edges"
+            f"{dataset.path} is heterogeneous, where outputs of all nodes are computed of a run's labelled node type: give the "
+            "directory of a run to `infer`, or call the model on batches of `ooc.NeighborLoader`, with fan-outs of -1"
         )
+
+
+@contextmanager
+def _of_types(dataset: Dataset, config: NodeConfig, run: Path, num_layers: int | None) -> Iterator[_Subject]:
+    """The model of a run on a heterogeneous store, with the embedding tables of its best epoch."""
+    nodes = labelled_nodes(config, dataset)
+    if nodes.task is None:
+        raise ConfigError(f"{dataset.path} has no labels that give the task: use the store that was trained on")
+    task, shapes = LabelTask.of(nodes, config), table_shapes(config, dataset)
+    made = make_hetero_model(config, dataset, nodes.name, task.channels)
+    _load(made, run)
+    with ExitStack() as opened:
+        tables = _tables_of(run, dataset, shapes) if shapes else {}
+        for rows in tables.values():
+            opened.enter_context(closing(rows))
+        yield _Subject(dataset, made, task, nodes, tables, num_layers or config.layers)
+
+
+def _tables_of(run: Path, dataset: Dataset, shapes: Mapping[str, tuple[int, int]]) -> dict[str, DiskRows]:
+    """The rows of embedding tables that belong to the best parameters of a run."""
+    state = checkpoint.load(run)
+    if state is None:
+        raise ConfigError(f"{run} has no {checkpoint.CHECKPOINT}, which says of what epoch its embedding tables are")
+    if state["store_fingerprint"] != dataset.fingerprint:
+        raise ConfigError(f"{run} has embedding tables of the nodes of another store than {dataset.path}: give that store")
+    if state["state"]["best_epoch"] is None:
+        names = ", ".join(shapes)
+        raise ConfigError(f"{run} kept no embedding tables of {names}: an epoch has to be scored on a validation split first")
+    return dict(kept_rows(run / TABLES, shapes, state["state"]["best_epoch"]))
 
 
 def _agreed(run: Path, store: Path, *, model_class: str | None, allow_code: bool, kind: type[ModelConfig] = NodeConfig) -> Any:
@@ -351,8 +410,8 @@ def _kept(work: _Work, folder: Path | str | None) -> NodeRows:
     where = Path(tempfile.mkdtemp(prefix="ooc-rows-", dir=folder))
     release = partial(shutil.rmtree, where, ignore_errors=True)
     try:
-        with work.opened() as (dataset, model, _):
-            made = work.begun(dataset, model, where / "pass")
+        with work.opened() as subject:
+            made = work.begun(subject, where / "pass")
             release = partial(_released, made, release)
             return NodeRows(made.run(*work.watched), release)
     except BaseException:
@@ -405,8 +464,8 @@ def _written(work: _Work, out: Path, embeds: bool) -> WrittenRows:
         check_absent(out)
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"{out}: its directory does not exist; make it first")
-    with work.opened() as (dataset, model, task):
-        made = work.begun(dataset, model, folder)
+    with work.opened() as subject:
+        made = work.begun(subject, folder)
         try:
             made.lock()  # so that nobody else writes `out` meanwhile, nor removes the folder
             if not made.was_begun():
@@ -416,13 +475,14 @@ def _written(work: _Work, out: Path, embeds: bool) -> WrittenRows:
                 if embeds:
                     write_zarr(out, rows)
                 else:
-                    write_table(out, rows, dataset, _kind_of(rows, task), work.class_names(dataset))
+                    write_table(out, rows, subject.nodes, _kind_of(rows, subject.task), work.class_names(subject))
         except BaseException:
             made.close()
             raise
         made.discard()
         read, written = made.stats.bytes_read, made.stats.bytes_written
-        return WrittenRows(out, dataset.num_nodes, made.columns, read, written, dataset.reading("x"), made.method)
+        reading = feature_reading(subject.dataset)
+        return WrittenRows(out, subject.nodes.num_nodes, made.columns, read, written, reading, made.method)
 
 
 def _kind_of(rows: Rows, task: LabelTask | None) -> str | None:

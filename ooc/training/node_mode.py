@@ -77,11 +77,8 @@ class NodeMode(LabelMode):
 
     @property
     def reading(self) -> str:
-        """How features are read, for people; of a heterogeneous store those of every node type."""
-        if not self.dataset.is_hetero:
-            return self.dataset.reading("x")
-        found = {name: self.dataset.nodes(name) for name in self.dataset.node_types}
-        return "; ".join(f"{name} {nodes.reading('x')}" for name, nodes in found.items() if nodes.num_features)
+        """How features are read, for people."""
+        return feature_reading(self.dataset)
 
     def score(self, split: str, epoch: int) -> Scores | None:
         """See `LabelMode`; exact ones."""
@@ -100,6 +97,14 @@ class NodeMode(LabelMode):
             self.exact.close(keep=False)
         about = {"reading": self.reading, "labels": self.task.kind, "class_names": self.nodes.class_names}
         return {"sweeps": moved, "budget": asdict(self.batch_budget), **about}
+
+
+def feature_reading(dataset: Dataset) -> str:
+    """How features are read, for people; of a heterogeneous store those of every node type."""
+    if not dataset.is_hetero:
+        return dataset.reading("x")
+    found = {name: dataset.nodes(name) for name in dataset.node_types}
+    return "; ".join(f"{name} {nodes.reading('x')}" for name, nodes in found.items() if nodes.num_features)
 
 
 def labelled_nodes(config: NodeConfig, dataset: Dataset) -> NodeSet:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from ooc.stores.arrays.rows import Rows
 from ooc.stores.arrays.zarr_write import Appender
-from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.io.atomic import disk_errors, partial_path, publish, sync_dir
+from ooc.stores.node_set import NodeSet
 
 ROWS_AT_ONCE, BYTES_AT_ONCE = 2**16, 2**24
 """of a model's output in memory: the fewer of the two, but a thousand rows"""
@@ -66,9 +66,9 @@ def check_group(out: Path) -> None:
         raise ConfigError(f"{out}: embeddings are written as a Zarr group: end the name in .zarr")
 
 
-def write_table(out: Path, rows: Rows, dataset: Dataset, task: str | None, class_names: list[str] | None = None) -> None:
+def write_table(out: Path, rows: Rows, nodes: NodeSet, task: str | None, class_names: list[str] | None = None) -> None:
     """Write the table of `predictions` of all nodes, a part at a time."""
-    write_parts(out, ((dataset.external(node), logits) for node, logits in row_parts(rows)), task, class_names)
+    write_parts(out, ((nodes.external(node), logits) for node, logits in row_parts(rows)), task, class_names)
 
 
 def write_parts(

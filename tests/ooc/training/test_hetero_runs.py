@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,8 @@ from torch_geometric.nn import HeteroConv, SAGEConv
 
 import ooc
 from ooc.cli.main import main
-from ooc.history.embedding_tables import EmbeddingTables
+from ooc.history.embedding_tables import EmbeddingTables, kept_rows
+from ooc.layerwise import full_neighbor_pass
 from ooc.models.hetero import full_hetero_blocks
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import MemoryPlan
@@ -234,8 +236,59 @@ def test_plans_and_passes_over_all_nodes_say_what_does_instead(store: Path, tmp_
         ooc.plan(store=store, model="rsage")
     config = configure(store, tmp_path / "run", **{**RUN, "epochs": 1})
     train(config)
-    with pytest.raises(ConfigError, match="is heterogeneous, and outputs of all nodes are computed on homogeneous graphs"):
+    with pytest.raises(ConfigError, match="is heterogeneous, where outputs of all nodes are computed of a run's labelled"):
+        ooc.embed(config.out, store)
+    with pytest.raises(ConfigError, match="is heterogeneous, where outputs of all nodes are computed of a run's labelled"):
+        ooc.infer(nn.Linear(1, 1), store)
+
+
+@pytest.mark.parametrize("model", ["rsage", "hgt", "torch_geometric.nn:GraphSAGE", f"{__name__}:OwnTypes"])
+def test_outputs_of_all_nodes_are_those_on_the_whole_graph(
+    store: Path, data: HeteroData, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the embedding tables of the best epoch, which R-SAGE has before the last one; in batches of some nodes."""
+    monkeypatch.setattr(full_neighbor_pass, "SEEDS", 7)
+    config = configure(
+        store, tmp_path / "run", model=model, dropout=0.0, epochs=6, lr=0.3, **({"heads": 2} if model == "hgt" else {})
+    )
+    best = train(config)["best_epoch"]
+    assert model != "rsage" or best < 5
+    with Dataset.open(store) as ds:
+        made, shapes = make_hetero_model(config, ds, "paper", CLASSES).eval(), table_shapes(config, ds)
+    made.load_state_dict(torch.load(config.out / "model.pt", weights_only=True)["model"])
+    (rows,) = kept_rows(config.out / "tables", shapes, best).values()
+    authors = np.empty(shapes["author"], np.float32)
+    rows.read(np.arange(len(authors)), authors)
+    x = {**data.x_dict, "author": torch.from_numpy(authors)}
+    edges = full_hetero_blocks(data.edge_index_dict, sizes(data), 2) if ":" not in model else data.edge_index_dict
+    with torch.no_grad():
+        out = made(x, edges)
+    expected = out["paper"] if isinstance(out, dict) else out
+    given: dict[str, Any] = {"model_class": model} if ":" in model else {}
+    with ooc.infer(config.out, store, **given) as found:
+        np.testing.assert_allclose(np.asarray(found), expected.numpy(), atol=1e-5, rtol=1e-5)
+    written = ooc.infer(config.out, store, tmp_path / "p.parquet", **given)
+    assert (written.rows, written.columns) == (NODES["paper"], CLASSES)
+    assert "full neighborhoods of 2 hops" in written.moved
+    assert pq.read_table(tmp_path / "p.parquet")["class"].to_pylist() == expected.argmax(1).tolist()
+
+
+def test_outputs_that_cannot_be_exact_are_refused(store: Path, data: HeteroData, tmp_path: Path) -> None:
+    config = configure(store, tmp_path / "run", **{**RUN, "checkpoint_every": 1, "batch_size": 4})
+    with pytest.raises(Killed):
+        train(config, watcher=KillAt(2))
+    with pytest.raises(ConfigError, match="kept no embedding tables of author: an epoch has to be scored"):
         ooc.infer(config.out, store)
+    other = write(tmp_path / "other.ooc", graph_of(hetero_data(1, {**WIDTHS, "author": 0})))
+    with pytest.raises(ConfigError, match="has embedding tables of the nodes of another store"):
+        ooc.infer(config.out, other)
+    own = f"{__name__}:OwnTypes"
+    shallow = configure(store, tmp_path / "shallow", model=own, dropout=0.0, epochs=1, layers=1, fanout=[-1])
+    train(shallow)
+    with pytest.raises(ConfigError, match="outputs of OwnTypes depend on nodes more than 1 hops away"):
+        ooc.infer(shallow.out, store, model_class=own)
+    with ooc.infer(shallow.out, store, model_class=own, num_layers=2) as found:
+        assert found.shape == (NODES["paper"], CLASSES)
 
 
 def test_ooc_init_suggests_a_model_of_heterogeneous_graphs(
