@@ -103,7 +103,7 @@ def ingest(
         header: Whether text tables start with a header line; None: detect.
         id_type: Type of the ids.
         undirected: Add the reverse of every edge (with types: of every edge between nodes of one type).
-        reverse: Add a reverse edge type "rev_" + name to every edge type, with the same edge ids.
+        reverse: Add a reverse edge type `"rev_" + name` to every edge type, with the same edge ids.
         drop_duplicates: Keep the first of equal edges.
         drop_self_loops: Drop edges from a node to itself.
         drop_missing: Drop and count edges with an empty or unknown end.
@@ -198,8 +198,8 @@ def from_data(
     out, and what is stored but in no batch, is said in a warning. Arrays are copied a block at a time. Labels of edges are
     `edge_y` [E] or [E, T], and `edge_train_mask`, `edge_val_mask` and `edge_test_mask` [E] their splits.
 
-    Of a `HeteroData`, the same by type, and `time` of edges is their time; an edge type "rev_" + name with the edges of another
-    one in the other direction is known as its reverse. Random splits are of the node types with labels.
+    Of a `HeteroData`, the same by type, and `time` of edges is their time; an edge type `"rev_" + name` with the edges of
+    another one in the other direction is known as its reverse. Random splits are of the node types with labels.
 
     Of a `TemporalData`, src, dst and t become the events, in order of time; msg, y and every other tensor with a row per event
     are their columns, [k, 1] where the tensor has one dimension.
@@ -215,7 +215,7 @@ def from_data(
         undirected: Add the reverse of every edge. PyG's undirected graphs have both directions already. Models of events need
             it, because a node's past includes the events it is the source of. Of a `HeteroData` those of edges between nodes
             of one type.
-        reverse: Add a reverse edge type "rev_" + name to every edge type of a `HeteroData`.
+        reverse: Add a reverse edge type `"rev_" + name` to every edge type of a `HeteroData`.
         time_unit: Unit of a `TemporalData`'s times.
         dtype: How x is stored; "auto": integers as they are, everything else as float32.
         task: What y is: "classification", "regression" (numbers to predict, NaN where unknown), or "auto": a regression where
