@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from ooc.config.base import RunConfig, parse, read_config, saved_config, task_name
+from ooc.config.edges import EdgeConfig
 from ooc.config.events import EventsConfig
 from ooc.config.graphs import GraphConfig
 from ooc.config.links import LinkConfig
@@ -24,6 +25,7 @@ def choices() -> dict[tuple[str, str], type[RunConfig]]:
     return {
         **{("node", mode): TrainConfig for mode in batches},
         ("node", "full"): FullConfig,
+        ("edge", "sampled"): EdgeConfig,
         ("graph", "graphs"): GraphConfig,
         ("link", "sampled"): LinkConfig,
         ("link", "events"): EventsConfig,
@@ -81,6 +83,7 @@ def applies(name: str, mode: str) -> bool:
     if name not in model.model_fields or name in model.refused:
         return False
     own = {**OWN, "sampled": (*OWN["sampled"], "fanout")}
+    mode = mode.split()[-1]  # without the task
     return mode not in own or name in own[mode] or not any(name in names for names in own.values())
 
 

@@ -36,21 +36,23 @@ class MLPDecoder(nn.Module):
         channels: Width of the embeddings.
         hidden: Width between the layers; None: `channels`.
         dropout: Of the hidden rows, in training.
+        out_channels: Outputs of a pair, such as classes, in a last dimension; None: one score.
 
     >>> MLPDecoder(8)(torch.ones(3, 8), torch.ones(3, 8)).shape
     torch.Size([3])
     """
 
-    def __init__(self, channels: int, hidden: int | None = None, dropout: float = 0.0) -> None:
+    def __init__(self, channels: int, hidden: int | None = None, dropout: float = 0.0, out_channels: int | None = None) -> None:
         super().__init__()
-        hidden = channels if hidden is None else hidden
+        hidden, self.scores = channels if hidden is None else hidden, out_channels is None
         self.src, self.dst = nn.Linear(channels, hidden), nn.Linear(channels, hidden, bias=False)
-        self.dropout, self.out = nn.Dropout(dropout), nn.Linear(hidden, 1)
+        self.dropout, self.out = nn.Dropout(dropout), nn.Linear(hidden, out_channels or 1)
 
     def forward(self, src: Tensor, dst: Tensor, relation: Tensor | None = None) -> Tensor:
         # One linear layer on the pair is the sum of one on each end: shared destinations are multiplied once.
         hidden = (self.src(src) + self.dst(dst)).relu()
-        return self.out(self.dropout(hidden)).squeeze(-1)
+        out: Tensor = self.out(self.dropout(hidden))
+        return out.squeeze(-1) if self.scores else out
 
     def every(self, src: Tensor, dst: Tensor) -> Tensor:
         """Scores of every source [b, d] with every destination [m, d]: [b, m]; b * m * hidden numbers at once."""

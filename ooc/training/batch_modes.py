@@ -26,6 +26,7 @@ from ooc.loading.base import BatchLoader
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.ranks import WHOLE
 from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
+from ooc.metrics.losses import LabelLoss
 from ooc.models.builders import pre_aggregation_of
 from ooc.models.compile import compile_model, many_variants
 from ooc.models.layers import autocast, evaluating
@@ -83,7 +84,7 @@ class BatchMode(NodeMode):
         self.by_layers = has_layers(self.model)
         self.evaluators = {} if self.scores_by_layers else self._make_evaluators()
         self._share_block_policy()
-        self.loss_of = make_loss(config, self.nodes, self.task, self.device)
+        self.loss_of = self._make_loss()
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.accumulate = config.accumulate
 
@@ -140,6 +141,9 @@ class BatchMode(NodeMode):
 
     def _make_loader(self) -> BatchLoader:
         raise NotImplementedError
+
+    def _make_loss(self) -> LabelLoss:
+        return make_loss(self.config, self.nodes, self.task, self.device)
 
     def _make_evaluators(self) -> dict[str, NeighborLoader]:
         """A loader for each split to score that the store has."""
@@ -268,7 +272,17 @@ class BatchMode(NodeMode):
         with autocast(self.device, self.config.precision):
             logits = self.forward(batch)
         seeds = self._seeds(batch)
-        return self.loss_of(logits, seeds.y[: seeds.batch_size], getattr(seeds, "node_norm", None))
+        return self.loss_of(logits, self.labels_in(batch), getattr(seeds, "node_norm", None))
+
+    def outputs(self, model: torch.nn.Module, batch: Any) -> Tensor:
+        """What a model predicts for the labelled of a batch, where it is scored."""
+        return forward_batch(model, batch)
+
+    def labels_in(self, batch: Any) -> Tensor:
+        """The labels of a batch, one for each of its outputs."""
+        seeds = self._seeds(batch)
+        labels: Tensor = seeds.y[: seeds.batch_size]
+        return labels
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """See `Mode`; with that of the embedding tables."""
@@ -292,9 +306,8 @@ class BatchMode(NodeMode):
                 batch = batch.to(self.device, non_blocking=True)
                 with autocast(self.device, self.config.precision):
                     self.tables.pull(batch)
-                    logits = forward_batch(self.model, batch)
-                seeds = self._seeds(batch)
-                scores.update(logits, seeds.y[: seeds.batch_size])
+                    logits = self.outputs(self.model, batch)
+                scores.update(logits, self.labels_in(batch))
         return scores.compute()
 
     def state(self, cursor: RunState) -> dict[str, Any]:
@@ -364,7 +377,7 @@ class BatchMode(NodeMode):
 
         def score(batch: Any) -> None:
             with evaluating(other.model), autocast(device, self.config.precision):
-                forward_batch(other.model, batch.to(device))
+                self.outputs(other.model, batch.to(device))
 
         return RunTrial(self.loader, self.evaluators, train, score, steps, epochs, self.histories())
 

@@ -495,6 +495,8 @@ def _config(run: Path, wanted: type[ModelConfig] = NodeConfig) -> Any:
     if found is None:
         raise ConfigError(f"{run} is not a run of `ooc train`: it holds no config.json; give the directory of a run")
     kind = class_of(found)
+    if found.get("task") == "edge":
+        raise ConfigError(f"{run} was trained on labels of edges: this verb takes models of nodes")
     if not issubclass(kind, wanted):
         raise ConfigError(f"{run} was trained with mode {found['mode']}: this verb takes models of nodes")
     return parse(kind, found, where=f"{run}: ")

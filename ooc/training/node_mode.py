@@ -61,9 +61,12 @@ class NodeMode(LabelMode):
     def _make_model(self) -> torch.nn.Module:
         if self.dataset.is_hetero:
             return make_hetero_model(self.config, self.dataset, self.nodes.name, self.task.channels).to(self.device)
+        return self._make_encoder(self.task.channels).to(self.device)
+
+    def _make_encoder(self, channels: int) -> torch.nn.Module:
+        """The configured model with so many outputs a node."""
         degrees = partial(degree_histogram, self.dataset.graph)
-        sizes = self.dataset.num_features, self.task.channels
-        return make_model(self.config, *sizes, degrees, edge_dim_of(self.dataset)).to(self.device)
+        return make_model(self.config, self.dataset.num_features, channels, degrees, edge_dim_of(self.dataset))
 
     @property
     def batch_budget(self) -> MemoryPlan:

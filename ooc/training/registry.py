@@ -2,6 +2,7 @@
 
 from ooc.config.base import RunConfig
 from ooc.training.batch_modes import ClusterMode, SaintMode, SampledMode
+from ooc.training.edge_mode import EdgeMode
 from ooc.training.event_mode import EventMode
 from ooc.training.full_mode import FullMode
 from ooc.training.graph_mode import GraphMode
@@ -16,6 +17,7 @@ MODES: dict[tuple[str, str], type[Mode]] = {
     ("node", "saint"): SaintMode,
     ("node", "history"): HistoryMode,
     ("node", "full"): FullMode,
+    ("edge", "sampled"): EdgeMode,
     ("graph", "graphs"): GraphMode,
     ("link", "sampled"): LinkMode,
     ("link", "events"): EventMode,

@@ -1,0 +1,29 @@
+"""Settings of training on labels of edges; see `ooc.config.nodes`."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ooc.config.nodes import TrainConfig
+
+
+class EdgeConfig(TrainConfig):
+    """Settings of training on the labels of edges, by the sampled neighborhoods of their ends.
+
+    >>> EdgeConfig(store="trades.ooc", out="runs/trades", fanout=[10, 10]).task
+    'edge'
+    """
+
+    task: Literal["edge"] = Field(default="edge", description="edge (labels of edges).")  # type: ignore[assignment]
+    mode: Literal["sampled"] = Field(default="sampled", description="sampled neighborhoods of both ends of some edges.")
+    evaluate: Literal["auto", "sampled"] = Field(default="auto", description="sampled: evaluate on sampled batches.")
+
+    @model_validator(mode="after")
+    def _of_edges(self) -> Self:
+        if self.compile:
+            raise ValueError("compile does not apply to task edge: leave it out")
+        return self
+
+    @property
+    def leaves_mode_open(self) -> bool:
+        return False
