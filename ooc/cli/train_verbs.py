@@ -83,7 +83,9 @@ def init(
         str | None,
         typer.Option("--mode", metavar="MODE", help="The mode of `ooc train`; by default sampled, or events without labels."),
     ] = None,
-    task: Annotated[str | None, typer.Option("--task", metavar="TASK", help="What is predicted: node, link.")] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="TASK", help="What is predicted: node, edge, graph or link.")
+    ] = None,
 ) -> None:
     """Print a configuration with comments, for `ooc train --config`."""
     from ooc.cli.template import template
