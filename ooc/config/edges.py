@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from ooc.config.base import changed
 from ooc.config.nodes import TrainConfig
 
 
@@ -14,14 +15,16 @@ class EdgeConfig(TrainConfig):
     'edge'
     """
 
+    refused = ("compile", "node_type")
     task: Literal["edge"] = Field(default="edge", description="edge (labels of edges).")  # type: ignore[assignment]
     mode: Literal["sampled"] = Field(default="sampled", description="sampled neighborhoods of both ends of some edges.")
     evaluate: Literal["auto", "sampled"] = Field(default="auto", description="sampled: evaluate on sampled batches.")
 
     @model_validator(mode="after")
     def _of_edges(self) -> Self:
-        if self.compile:
-            raise ValueError("compile does not apply to task edge: leave it out")
+        unused = changed(self, *self.refused)
+        if unused:
+            raise ValueError(f"{unused[0]} does not apply to task = edge: leave it out")
         return self
 
     @property
