@@ -16,15 +16,16 @@ class EdgeConfig(TrainConfig):
     """
 
     refused = ("compile", "node_type")
-    task: Literal["edge"] = Field(default="edge", description="edge (labels of edges).")  # type: ignore[assignment]
-    mode: Literal["sampled"] = Field(default="sampled", description="sampled neighborhoods of both ends of some edges.")
-    evaluate: Literal["auto", "sampled"] = Field(default="auto", description="sampled: evaluate on sampled batches.")
+    task: Literal["edge"] = Field(default="edge", description="edge (their labels).")  # type: ignore[assignment]
+    mode: Literal["sampled"] = Field(default="sampled", description="neighborhoods of both ends of edges.")
 
     @model_validator(mode="after")
     def _of_edges(self) -> Self:
         unused = changed(self, *self.refused)
         if unused:
             raise ValueError(f"{unused[0]} does not apply to task = edge: leave it out")
+        if self.evaluate == "layerwise":
+            raise ValueError("evaluate = layerwise computes nodes, not edges: leave it out with task = edge")
         return self
 
     @property
