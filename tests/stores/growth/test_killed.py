@@ -35,8 +35,8 @@ def kill_everywhere(path: Path, run: Callable[[], object], check: Callable[[Path
     for k in range(0, len(calls), every):
         shutil.rmtree(path)
         shutil.copytree(kept, path)
-        code, made = run_until(child, log, k)
-        assert code < 0 or len(made) <= k, log.read_text()  # threads may share their writes otherwise: a run of fewer calls ends
+        code, made = run_until(child, log, k)  # it ends where its threads make fewer calls than those of the first run
+        assert code < 0 or len(made) <= k, log.read_text()
         try:
             check(path)
         except Exception as error:
