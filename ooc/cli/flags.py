@@ -99,7 +99,7 @@ def metavar_of(annotation: Any) -> str | None:
         return None
     if get_origin(annotation) is Literal:
         return "|".join(map(str, get_args(annotation)))
-    names = {"NAME=VALUE": dict, "LIST": list, "INT": int, "NUMBER": float, "PATH": Path}
+    names = {"LIST": list, "NAME=VALUE": dict, "INT": int, "NUMBER": float, "PATH": Path}
     return next((name for name, kind in names.items() if _is(annotation, kind)), "TEXT")
 
 

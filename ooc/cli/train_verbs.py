@@ -17,7 +17,7 @@ from ooc.config.modes import applies, choice_of, classes, name_of, settings_of, 
 if TYPE_CHECKING:
     from ooc.training.infer import WrittenRows
 
-TRAIN = flags_of_modes(classes(), without=("store", "out"), repeatable=("features",))
+TRAIN = flags_of_modes(classes(), without=("store", "out"), repeatable=("features", "fanout", "eval_fanout"))
 PLAN = [flag for flag in TRAIN if flag.name != "plan"]
 TrainedStore = Annotated[Path | None, typer.Argument(metavar="STORE", help="The store to train on.", show_default=False)]
 AllowCode = Annotated[
@@ -209,6 +209,10 @@ def embed(
         Path, typer.Option("--out", metavar="PATH", help="The Zarr group to write; the embeddings are its array x.")
     ],
     layer: Annotated[int | None, typer.Option("--layer", help="Layer number, from 1; by default the last but one.")] = None,
+    node_type: Annotated[
+        str | None,
+        typer.Option("--node-type", metavar="TYPE", help="Node type of a heterogeneous store; by default the one learned."),
+    ] = None,
     memory: MemoryOption = None,
     engine: EngineOption = "auto",
     model: ModelOption = None,
@@ -220,7 +224,8 @@ def embed(
     The model is computed layer by layer, in bounded memory. After a crash, run the command again to continue.
     """
     options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads}
-    result = _layer_by_layer("embed", checkpoint, store, out, memory=memory, engine=engine, layer=layer, **options)
+    options |= {"layer": layer, "node_type": node_type}
+    result = _layer_by_layer("embed", checkpoint, store, out, memory=memory, engine=engine, **options)
     print(f"{result.path}/x: {result.rows:,} nodes x {result.columns}; {result.moved}")
 
 

@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ooc.config.base import Fraction, Ratio, Words, changed
+from ooc.config.fan_outs import fanout_text
 from ooc.config.nodes import TrainConfig
 
 PARTS = ("train", "val", "test")
@@ -64,4 +65,4 @@ class LinkConfig(TrainConfig):
 
     @property
     def batches(self) -> str:
-        return f"fan-out {', '.join(map(str, self.fanout))}, batches of {self.batch_size:,} links"
+        return f"fan-out {fanout_text(self.fanout)}, batches of {self.batch_size:,} links"

@@ -6,16 +6,15 @@ because the command line builds its flags from these classes and `ooc --help` mu
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from ooc.config.base import Depth, Fraction, Numbers, Positive, Size, _numbers, changed, check_settings, parse
+from ooc.config.base import Depth, Fraction, Positive, Size, changed, check_settings, parse
+from ooc.config.fan_outs import ALL_OTHERS, FanOuts, by_edge_type, fanout_text, parsed
 from ooc.config.labels import LabelConfig
 from ooc.stores.sizes import parse_bytes
 
 _DEFAULT_LAYERS = 2
 _DEFAULT_FANOUT = 10
-
-
 _PARTS = ("parts", "parts_per_batch")
 OWN = {
     "sampled": ("replace", "weight_attr"),
@@ -126,8 +125,12 @@ class TrainConfig(NodeConfig):
     drift_tolerance: float | None = Field(
         default=None, gt=0, description="Relative error at which --refresh auto refreshes, 0.1 by default."
     )
-    fanout: Numbers = Field(default_factory=list, description="In-neighbors sampled, one number per layer, -1 for all: 10,10.")
-    eval_fanout: Numbers = Field(default_factory=list, description="In-neighbors sampled for evaluation; by default --fanout.")
+    fanout: FanOuts = Field(
+        default_factory=list,
+        description="In-neighbors sampled, one number per layer, -1 for all: 10,10. Of an edge type: author:writes:paper=10,5; "
+        "repeatable.",
+    )
+    eval_fanout: FanOuts = Field(default_factory=list, description="In-neighbors sampled for evaluation; by default --fanout.")
     replace: bool = Field(default=False, description="Sample with replacement.")
     weight_attr: str | None = Field(default=None, description="Edge column with sampling weights.")
     batch_size: Positive = Field(default=1024, description="Seeds per batch.")
@@ -142,36 +145,35 @@ class TrainConfig(NodeConfig):
     precision: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="Autocast: fp32 (none), bf16 or fp16.")
     compile: bool = Field(default=False, description="Compile the model with torch.compile; for GPUs, no faster on CPUs.")
 
-    @field_validator("fanout", "eval_fanout")
-    @classmethod
-    def _counts(cls, value: list[int]) -> list[int]:
-        if any(count < -1 or count == 0 for count in value):
-            raise ValueError("each number must be -1 (all neighbors) or positive")
-        return value
-
     @model_validator(mode="before")
     @classmethod
     def _layers_of_fanout(cls, values: Any) -> Any:
         """Derive `layers` from the fan-out if only the latter is given."""
         if not isinstance(values, dict):
             return values
-        fanout = _numbers(values.get("fanout") or [])
-        if values.get("layers") is None and isinstance(fanout, list) and fanout and values.get("mode") in (None, "sampled"):
-            return {**values, "layers": len(fanout)}
+        fanout = parsed(values.get("fanout") or [])
+        first = next(iter(fanout.values()), None) if isinstance(fanout, dict) else fanout
+        if values.get("layers") is None and isinstance(first, list) and first and values.get("mode") in (None, "sampled"):
+            return {**values, "layers": len(first)}
         return values
 
     @model_validator(mode="after")
     def _fill(self) -> Self:
         fanout = self.fanout or [_DEFAULT_FANOUT if self.mode == "sampled" else -1] * self.layers
         evaluate = self.eval_fanout or fanout
-        for flag, counts in (("fanout", fanout), ("eval_fanout", evaluate)):
+        given = {"fanout": by_edge_type(fanout), "eval_fanout": by_edge_type(evaluate)}
+        for flag, name, counts in ((flag, *each) for flag, own in given.items() for each in own.items()):
             if len(counts) != self.layers:
-                text = ",".join(map(str, counts))
+                text = ("" if name == ALL_OTHERS else f"{name}=") + ",".join(map(str, counts))
                 raise ValueError(
                     f"{flag} {text} has {len(counts)} number{'s' * (len(counts) != 1)} for {self.layers} layers: "
                     "give one per layer"
                 )
-        filled = {"fanout": fanout, "eval_fanout": evaluate, "eval_batch_size": self.eval_batch_size or self.batch_size}
+        filled: dict[str, Any] = {
+            "fanout": fanout,
+            "eval_fanout": evaluate,
+            "eval_batch_size": self.eval_batch_size or self.batch_size,
+        }
         if self.evaluate == "auto":  # sampling a deep model's full neighborhoods would reach the whole graph
             exact = self.mode == "history" and not self.eval_fanout and self.eval_batch_size is None
             filled["evaluate"] = "layerwise" if exact else "sampled"
@@ -184,7 +186,7 @@ class TrainConfig(NodeConfig):
         """Reject settings of other modes, which would be ignored silently."""
         others = {name for mode, names in OWN.items() for name in names} - {*OWN[self.mode]}
         unused = sorted(changed(self, *others))
-        if self.mode != "sampled" and any(count != -1 for count in self.fanout):
+        if self.mode != "sampled" and any(count != -1 for own in by_edge_type(self.fanout).values() for count in own):
             unused.append("fanout")
         if unused:
             raise ValueError(f"{unused[0]} does not apply to mode {self.mode}: leave it out, or use another mode")
@@ -204,7 +206,7 @@ class TrainConfig(NodeConfig):
         parts = f"{self.parts_per_batch:,} part{'s' * (self.parts_per_batch != 1)} per batch"
         steps = f" of {self.walk_length}" if self.saint == "walk" else ""
         return {
-            "sampled": f"fan-out {', '.join(map(str, self.fanout))}, batches of {self.batch_size:,}",
+            "sampled": f"fan-out {fanout_text(self.fanout)}, batches of {self.batch_size:,}",
             "cluster": f"clusters, {parts}",
             "saint": f"GraphSAINT, {self.roots:,} {self.saint}s{steps} per batch",
             "history": f"{'histories' if self.history == 'kept' else 'zeros instead of histories'}, {parts}",

@@ -8,7 +8,9 @@ writes nothing.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,7 @@ from ooc.runtime.keyed_random import Purpose, key, keyed_uniform
 from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.errors import StoreError
-from ooc.stores.io.atomic import remove_tree
+from ooc.stores.io.atomic import partial_path, publish, remove_tree
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 """of SparseAdam, its defaults"""
@@ -108,7 +110,7 @@ class EmbeddingTable:
             StoreError: If the disk is full, or rows are missing or damaged.
         """
         count, width = shape
-        packed = 3 * width if optimizer == "adam" else width
+        packed = table_row_bytes(width, optimizer) // 4
         if state is not None and not path.is_dir():
             raise StoreError(
                 f"{path} is missing: without its embedding tables the run cannot go on; put the folder back, or start another "
@@ -117,6 +119,12 @@ class EmbeddingTable:
         options: dict[str, Any] = {"lag": 0, "max_bytes": max_bytes, "engine": engine, "resident": True}
         history = open_history(path, count, (packed,), "float32", None if state is None else state["rows"], grown, **options)
         return cls(history, path, width, stream, state)
+
+    @classmethod
+    def trial(cls, shape: tuple[int, int], stream: int, optimizer: Optimizer) -> "EmbeddingTable":
+        """A table without files, whose rows have their initial values at every step; for the arguments see `open`."""
+        history: Any = _Forgotten(shape[0], table_row_bytes(shape[1], optimizer) // 4)
+        return cls(history, Path(), shape[1], stream, None)
 
     @property
     def _adam(self) -> bool:
@@ -225,12 +233,14 @@ class EmbeddingTable:
     def keep(self, name: str) -> None:
         """Copy the rows as they are to a file of that name, durably; `use` reads them again."""
         path = self._path / name
-        remove_tree(path)
+        partial = partial_path(path)
+        for each in (path, partial):
+            remove_tree(each)
         piece = max(1, _AT_ONCE // self.history.rows[0].row_bytes)
-        with closing(DiskRows.create(path, (self.num_rows, self.width), "float32")) as kept:
+        with closing(DiskRows.create(partial, (self.num_rows, self.width), "float32")) as kept:
             for ids in self._pieces(piece):
                 kept.write(ids, self.rows(ids))
-            kept.sync()
+        publish(partial, path)
 
     def use(self, name: str) -> None:
         """From now on `rows` and `look_up` give the rows that were kept under that name. Raises StoreError without them."""
@@ -238,9 +248,22 @@ class EmbeddingTable:
             self._kept.close()
         self._kept = DiskRows.open(self._path / name)
 
+    def end(self, name: str, kept: str | None) -> None:
+        """Have the rows that were kept under the name `kept`, or those as they are, under a further one, unless it exists."""
+        path = self._path / name
+        if path.exists():
+            return
+        if kept is None:
+            self.keep(name)
+            return
+        partial = partial_path(path)
+        remove_tree(partial)
+        shutil.copytree(self._path / kept, partial, copy_function=_linked)  # kept rows do not change
+        publish(partial, path)
+
     def drop_kept(self, but: str) -> None:
-        """Remove the rows that were kept under other names."""
-        for path in self._path.glob("best-*"):
+        """Remove the rows that were kept under other names of the same kind: "best-3" stays, and "best-1" goes."""
+        for path in self._path.glob(f"{but.partition('-')[0]}-*"):
             if path.name != but:
                 remove_tree(path)
 
@@ -252,6 +275,28 @@ class EmbeddingTable:
         self.history.close()
         if self._kept is not None:
             self._kept.close()
+
+
+class _Forgotten:
+    """What an `EmbeddingTable` uses of a `History`, of rows that were never written and are forgotten when they are pushed."""
+
+    def __init__(self, num_rows: int, width: int) -> None:
+        self.rows = [np.broadcast_to(np.float32(0), (num_rows, width))]
+        self.steps = np.broadcast_to(np.int32(0), (num_rows,))
+        self.next_step = 0
+
+    def read(self, ids: Ids) -> tuple[tuple[AnyArray, ...], Ids]:
+        return (np.zeros((len(ids), self.rows[0].shape[1]), np.float32),), np.full(len(ids), NEVER)
+
+    def fetch(self, step: int, ids: Ids) -> PrefetchedRows:
+        rows, steps = self.read(ids)
+        return PrefetchedRows(step, step - 1, ids, rows, steps)
+
+    def pull(self, fetched: PrefetchedRows) -> tuple[AnyArray, ...]:
+        return fetched.rows
+
+    def push(self, step: int, ids: Ids, rows: Sequence[AnyArray]) -> None:
+        self.next_step = step + 1
 
 
 class EmbeddingTables:
@@ -294,11 +339,21 @@ class EmbeddingTables:
         with ExitStack() as refused:
             for number, (name, shape) in enumerate(shapes.items()):
                 stream, own = key(seed, Purpose.TABLE, number), None if state is None else state[name]
-                path = _folder_of(folder, number, name)
-                kind: Optimizer = "sgd" if optimizer == "sgd" else "adam"
+                path, kind = _folder_of(folder, number, name), _kind(optimizer)
                 found[name] = refused.enter_context(closing(EmbeddingTable.open(path, shape, stream, kind, own, **options)))
             refused.pop_all()
         return cls(found)
+
+    @classmethod
+    def trial(cls, shapes: Mapping[str, tuple[int, int]], seed: int, optimizer: str) -> "EmbeddingTables":
+        """Tables without files, to measure steps by: rows have their initial values at every step. See `open`."""
+        kind = _kind(optimizer)
+        return cls(
+            {
+                name: EmbeddingTable.trial(shape, key(seed, Purpose.TABLE, number), kind)
+                for number, (name, shape) in enumerate(shapes.items())
+            }
+        )
 
     def __bool__(self) -> bool:
         return bool(self.tables)
@@ -359,6 +414,22 @@ class EmbeddingTables:
         for table in self.tables.values():
             table.keep(_best(epoch))
 
+    def keep_ended(self, best_epoch: int | None, total_steps: int) -> str:
+        """Keep the rows of the model that a run ends with: those of its best epoch or, without one, as they are now.
+
+        Returns:
+            The name that `kept_rows` takes.
+        """
+        name = _ended(total_steps)
+        for table in self.tables.values():
+            table.end(name, None if best_epoch is None else _best(best_epoch))
+        return name
+
+    def drop_ended(self, total_steps: int) -> None:
+        """The model that a run ended with after so many steps is saved; those of earlier ends are not needed any more."""
+        for table in self.tables.values():
+            table.drop_kept(_ended(total_steps))
+
     def use_best(self, epoch: int) -> None:
         """Score by the rows of `epoch`."""
         for table in self.tables.values():
@@ -371,23 +442,24 @@ class EmbeddingTables:
                 closed.callback(table.close)
 
 
-def kept_rows(folder: Path, shapes: Mapping[str, tuple[int, int]], epoch: int) -> dict[str, DiskRows]:
-    """Open the rows that `EmbeddingTables.keep_best` kept of an epoch, by node type; the caller closes them.
+def kept_rows(folder: Path, shapes: Mapping[str, tuple[int, int]], kept: int | str) -> dict[str, DiskRows]:
+    """Open the rows that `EmbeddingTables.keep_best` kept of an epoch, or `keep_ended` of the end, by node type; the caller
+    closes them.
 
     Args:
         folder, shapes: As of `EmbeddingTables.open`.
-        epoch: The epoch.
+        kept: The epoch, or the name that `keep_ended` returned.
 
     Raises:
         StoreError: If there are none, they are damaged, or have another shape.
 
-    >>> kept_rows(Path("run/tables"), {"author": (1000, 64)}, epoch=3)["author"].shape
+    >>> kept_rows(Path("run/tables"), {"author": (1000, 64)}, 3)["author"].shape
     (1000, 64)
     """
     found: dict[str, DiskRows] = {}
     with ExitStack() as refused:
         for number, (name, shape) in enumerate(shapes.items()):
-            path = _folder_of(folder, number, name) / _best(epoch)
+            path = _folder_of(folder, number, name) / (kept if isinstance(kept, str) else _best(kept))
             found[name] = refused.enter_context(closing(DiskRows.open(path)))
             if found[name].shape != shape:
                 raise StoreError(f"{path} has rows of shape {found[name].shape}, not {shape}: it is not of this run's store")
@@ -412,9 +484,30 @@ def bytes_per_node(shapes: Mapping[str, tuple[int, int]], optimizer: str, accumu
     >>> bytes_per_node({"author": (1000, 64)}, "adam")
     {'author': 3328}
     """
-    parts = 1 if optimizer == "sgd" else 3
-    return {name: 4 * width * ((2 + accumulate) * parts + 2 + 2 * accumulate) for name, (_, width) in shapes.items()}
+    own = {name: (width, table_row_bytes(width, optimizer)) for name, (_, width) in shapes.items()}
+    return {name: (2 + accumulate) * packed + (2 + 2 * accumulate) * 4 * width for name, (width, packed) in own.items()}
+
+
+def table_row_bytes(width: int, optimizer: str) -> int:
+    """Bytes that a table stores of a row float32 [width]: the row and, of Adam, its two moments."""
+    return 4 * width * (1 if _kind(optimizer) == "sgd" else 3)
+
+
+def _kind(optimizer: str) -> Optimizer:
+    return "sgd" if optimizer == "sgd" else "adam"
 
 
 def _best(epoch: int | None) -> str:
     return f"best-{epoch}"
+
+
+def _ended(total_steps: int) -> str:
+    return f"ended-{total_steps}"
+
+
+def _linked(source: str, target: str) -> None:
+    """Give a file another name; a copy of it where the file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

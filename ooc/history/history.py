@@ -116,35 +116,39 @@ class History:
             version = self._waiting[step] = self._written
         if self._asked is not None:
             self._asked[ids] += self._asked[ids] < np.iinfo(np.uint16).max
-        return PrefetchedRows(step, version, ids, *self._kept(ids))
+        found, steps, nbytes = self._kept(ids)
+        self.counts.bytes_read += nbytes
+        return PrefetchedRows(step, version, ids, found, steps)
 
     def read(self, ids: Ids) -> tuple[tuple[AnyArray, ...], Ids]:
         """The rows [k, width] of every layer of nodes `ids` (int64[k], ascending) as they are now, and the step that wrote
-        each, int64[k], NEVER before any did; between steps only, and without a lag."""
+        each, int64[k], NEVER before any did; between steps only, and without a lag.
+        They are not counted, as no step needs them."""
         assert not self.lag, "pushes that wait for the lag are not on disk"
         self._settle()
-        return self._kept(ids)
+        found, steps, _ = self._kept(ids)
+        return found, steps
 
-    def _kept(self, ids: Ids) -> tuple[tuple[AnyArray, ...], Ids]:
+    def _kept(self, ids: Ids) -> tuple[tuple[AnyArray, ...], Ids, int]:
         """`_read` without what is forgotten, and the steps as numbered."""
-        found, kept = self._read(ids) if self._resident is None else self._resident.read(ids)
+        found, kept, nbytes = self._read(ids) if self._resident is None else (*self._resident.read(ids), 0)
         steps = kept.astype(np.int64) - 1
         if (forgotten := steps < self._floor).any():
             steps[forgotten] = NEVER
             for out in found:
                 out[forgotten] = 0
-        return tuple(found), steps
+        return tuple(found), steps, nbytes
 
-    def _read(self, ids: Ids) -> tuple[list[AnyArray], AnyArray]:
-        """(every layer's rows, the steps as stored); hot rows are in memory."""
-        found = []
+    def _read(self, ids: Ids) -> tuple[list[AnyArray], AnyArray, int]:
+        """(every layer's rows, the steps as stored, bytes read from disk); hot rows are in memory."""
+        found, nbytes = [], 0
         for layer, rows in enumerate(self.rows):
             out = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
-            self.counts.bytes_read += rows.read(ids, out) if self._hot is None else self._hot.read(layer, rows, ids, out)
+            nbytes += rows.read(ids, out) if self._hot is None else self._hot.read(layer, rows, ids, out)
             found.append(out)
         steps = np.empty(len(ids), np.int32)
         self.steps.read(ids, steps)
-        return found, steps
+        return found, steps, nbytes
 
     def pull(self, fetched: PrefetchedRows) -> tuple[AnyArray, ...]:
         """[k, width] of every layer: the rows as step `fetched.step` is to see them. Once for each, in the steps' order."""

@@ -62,19 +62,29 @@ def exact_pass(
 
     >>> exact_pass(model, ds, Path("pass")).run()
     """
+    number = _number_of(model, layer)
+    common: dict[str, Any] = {"engine": engine, "budget": budget}
     if dataset.is_hetero:
         types: dict[str, Any] = {"num_layers": num_layers, "node_type": node_type, "tables": tables}
-        return FullNeighborPass(model, dataset, folder, **types, engine=engine, budget=budget)
+        return FullNeighborPass(model, dataset, folder, layer=number, **types, **common)
+    if not has_layers(model):
+        return FullNeighborPass(model, dataset, folder, num_layers=num_layers, **common)
+    return LayerwisePass(model, dataset, folder, upto=number, memory=memory, **common)
+
+
+def _number_of(model: nn.Module, layer: int | Literal["hidden"] | None) -> int | None:
+    """The layer's number; None for the model's outputs, which are all that there is of one with its own forward."""
     if not has_layers(model):
         if layer not in (None, "hidden"):
             raise ConfigError(
                 f"`layer={layer!r}`: {type(model).__name__} {own_way(model)}, and only its result can be computed for all "
                 "nodes: leave the layer out"
             )
-        return FullNeighborPass(model, dataset, folder, num_layers=num_layers, engine=engine, budget=budget)
-    if layer is not None:
-        layers = len(parts_of(model)[1])
-        layer = max(1, layers - 1) if layer == "hidden" else layer
-        if not isinstance(layer, int | np.integer) or not 1 <= layer <= layers:
-            raise ConfigError(f"`layer={layer!r}`: the model has layers 1 to {layers}; without it, the last but one is taken")
-    return LayerwisePass(model, dataset, folder, upto=layer, engine=engine, memory=memory, budget=budget)
+        return None
+    if layer is None:
+        return None
+    layers = len(parts_of(model)[1])
+    number = max(1, layers - 1) if layer == "hidden" else layer
+    if not isinstance(number, int | np.integer) or not 1 <= number <= layers:
+        raise ConfigError(f"`layer={layer!r}`: the model has layers 1 to {layers}; without it, the last but one is taken")
+    return int(number)

@@ -26,7 +26,7 @@ from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.ranks import WHOLE
 from ooc.models.layers import evaluating
 from ooc.models.receptive_field import hops_on
-from ooc.models.user_models import edge_features_for, forward_batch
+from ooc.models.user_models import edge_features_for, forward_batch, forward_layer
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.pipeline import Stage
 from ooc.runtime.range_io import write_range
@@ -48,6 +48,24 @@ NOTE_SECONDS = 10.0
 """between notes of how far the pass has come, each of which waits for the disk"""
 
 
+def full_hops(model: nn.Module, dataset: Dataset, num_layers: int | None) -> int:
+    """Return over how many hops of full neighborhoods outputs depend on nodes.
+
+    Args:
+        model, dataset, num_layers: As of `FullNeighborPass`.
+
+    Raises:
+        ConfigError: If that is unknown.
+    """
+    if not dataset.is_hetero:
+        return hops_on(model, dataset, num_layers)
+    if has_layers(model):
+        return len(parts_of(model)[1])
+    if num_layers is None:
+        raise ConfigError(f"{type(model).__name__} has its own forward: give num_layers, as many as it has layers")
+    return num_layers
+
+
 class FullNeighborPass:
     """The outputs of all nodes, or of all of one type, by a model with its own forward or of several types; see `ExactPass`.
 
@@ -56,6 +74,7 @@ class FullNeighborPass:
             evaluation mode.
         dataset: The graph and its features.
         folder: Where rows and progress are kept. A killed pass goes on there.
+        layer: Number of the layer whose rows are computed, from 1, of a model that is a list of layers; None for the outputs.
         num_layers: Of a forward(x, blocks), as many as it takes blocks. Of a heterogeneous graph and a model with its own
             forward, over how many hops its outputs depend on.
         node_type: Of a heterogeneous graph, the type whose outputs are computed.
@@ -76,6 +95,7 @@ class FullNeighborPass:
         dataset: Dataset,
         folder: Path,
         *,
+        layer: int | None = None,
         num_layers: int | None = None,
         node_type: str | None = None,
         tables: Mapping[str, Rows] | None = None,
@@ -86,8 +106,8 @@ class FullNeighborPass:
             raise ConfigError(f"{dataset.path} holds no features to compute on")
         self.model, self.dataset, self._folder = model, dataset, folder
         self._nodes: NodeSet = dataset.nodes() if node_type is None else dataset.nodes(node_type)
-        self._tables = dict(tables or {})
-        self._hops = self._depth(num_layers)
+        self._tables, self._layer = dict(tables or {}), layer
+        self._hops = full_hops(model, dataset, num_layers) if layer is None else layer
         self._loader = self._over(None, budget)
         if dataset.is_hetero and not has_layers(model):
             self._check_depth()
@@ -103,16 +123,6 @@ class FullNeighborPass:
         hops = f"{self._hops} hop{'s' * (self._hops != 1)}"
         why = "is of a heterogeneous graph" if self.dataset.is_hetero else own_way(self.model)
         return f"{type(self.model).__name__} {why}: computed on batches of full neighborhoods of {hops}"
-
-    def _depth(self, num_layers: int | None) -> int:
-        """Over how many hops outputs depend on nodes."""
-        if not self.dataset.is_hetero:
-            return hops_on(self.model, self.dataset, num_layers)
-        if has_layers(self.model):
-            return len(parts_of(self.model)[1])
-        if num_layers is None:
-            raise ConfigError(f"{type(self.model).__name__} has its own forward: give num_layers, as many as it has layers")
-        return num_layers
 
     def _width(self) -> int:
         """Numbers per row, as the first node's say."""
@@ -162,13 +172,17 @@ class FullNeighborPass:
 
     def _outputs(self, batch: Any) -> torch.Tensor:
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        return forward_batch(self.model, batch.to(device)).float().cpu()
+        batch = batch.to(device)
+        out = forward_batch(self.model, batch) if self._layer is None else forward_layer(self.model, batch, self._layer)
+        return out.float().cpu()
 
     def fingerprint(self) -> str:
         """A digest of the parameters, the data and the batches."""
         text = f"{self.dataset.fingerprint} full neighbors {self._hops} {SEEDS} {self.model}"
         if self.dataset.is_hetero:
             text += f" {self._nodes.name}"
+        if self._layer is not None:
+            text += f" layer {self._layer}"
         return digest(text, chain(sorted(self.model.state_dict().items()), self._table_rows()))
 
     def _table_rows(self) -> Iterator[tuple[str, torch.Tensor]]:

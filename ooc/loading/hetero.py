@@ -18,7 +18,7 @@ from torch_geometric.data import HeteroData
 from ooc.graph.blocks import EDGE_ID
 from ooc.graph.hetero import EdgeKey, EdgeSample, HeteroBlock, HeteroSubgraph, hetero_block_of, hetero_blocks_of
 from ooc.loading.collate import EdgeFeature, Gather, LoadedBatch, SampledBatch, check_edge_ids, column_of, edge_ids_of
-from ooc.loading.stages import InMemoryRows, Labels, LoadStage
+from ooc.loading.stages import InMemoryRows, Labels, LoadStage, on_disk
 from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, Ids, Rows
@@ -102,6 +102,13 @@ class HeteroLoadStage(LoadStage):
                 values.append(own)
             found[key] = tuple(values)
         return found
+
+    def read_alone(self, drawn: SampledBatch) -> Iterator[tuple[Rows, Ids]]:
+        """Those of the edges."""
+        for key, features in self.features.items():
+            wanted = [each.rows for each in features if on_disk(each.rows)]
+            e_id = edge_ids_of(self.graphs[key], drawn.subgraph.edges[key]) if wanted else None
+            yield from ((rows, e_id) for rows in wanted if e_id is not None)
 
     def _taken(self, name: str, gather: Gather, pool: AnyArray, at: NDArray[Any]) -> AnyArray:
         """A type's features out of rows in memory."""

@@ -319,6 +319,10 @@ class LoadStage:
         of_nodes = () if self.x is None or self.gather is None else (BatchArray(self.x, self.gather, False),)
         return (*of_nodes, *(BatchArray(each.rows, each.gather, True) for each in self.edge_features))
 
+    def read_alone(self, drawn: SampledBatch) -> Iterator[tuple[Rows, Ids]]:
+        """Rows on disk that the batch reads by itself, beside those of `arrays`, and which: none."""
+        return iter(())
+
     def with_edge_ids(self, drawn: SampledBatch) -> SampledBatch:
         """The batch with its edge ids, if edge features are read by them. Raises StoreError for ids out of range."""
         if not self.edge_features:
@@ -363,12 +367,9 @@ class BatchStages:
         load = replace(self.load, counts=counts, buffers=Buffers(BUFFERS_KEPT))
         return replace(self, sample=replace(self.sample, counts=counts), load=load)
 
-    def over(self, rows: Rows | None, of_edges: Sequence[Rows] | None = None) -> Self:
-        """The same stages with other rows for those of `LoadStage.x` and, unless that is None, for those of edge features."""
-        features = self.load.edge_features
-        if of_edges is not None:
-            features = tuple(replace(each, rows=own) for each, own in zip(features, of_edges, strict=True))
-        return replace(self, load=replace(self.load, x=rows, edge_features=features))
+    def over(self, rows: Rows) -> Self:
+        """The same stages with other rows for those of `LoadStage.x`."""
+        return replace(self, load=replace(self.load, x=rows))
 
     @property
     def counts(self) -> ReadCounts:

@@ -20,7 +20,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ooc.graph.blocks import EDGE_ATTR
 from ooc.models.hetero import inputs_of, seed_type
-from ooc.models.layers import as_input, run_model
+from ooc.models.layers import as_input, run_layers, run_model
 from ooc.models.pyg_models import pyg_arguments
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
@@ -246,6 +246,23 @@ def forward_batch(model: nn.Module, batch: Any, checkpoint: bool = False) -> Ten
     if EDGE_ATTR in parameters and takes_edge_attr(model) and batch.blocks[0].edge_attr is not None:
         extra[EDGE_ATTR] = as_input(batch.blocks[0].edge_attr, model)
     return model(x, batch.edge_index, **extra)[: batch.batch_size]
+
+
+def forward_layer(model: Any, batch: Any, layer: int) -> Tensor:
+    """Return the rows of a batch's seeds behind a layer of a model that is a list of layers, [batch_size, columns].
+
+    Args:
+        model: The model.
+        batch: PyG's Data or HeteroData, with as many blocks as layers are run.
+        layer: Number of the layer, from 1.
+
+    >>> hidden = forward_layer(model, batch, 1)
+    """
+    typed = isinstance(batch, HeteroData)
+    inputs = inputs_of(batch) if typed else batch.x
+    rows = run_layers(list(model.layers)[:layer], inputs, batch.blocks, encoder=getattr(model, "encoder", None))
+    found: Tensor = _seeds_of(rows, batch, typed)
+    return found
 
 
 def _seeds_of(out: Any, batch: Any, typed: bool) -> Any:

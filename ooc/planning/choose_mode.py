@@ -138,5 +138,5 @@ def _reason_to_lose_nothing(best: Candidate, others: Sequence[Candidate]) -> str
         return f"{said}; {quick.traits.noun} would take {quick.seconds:.3g} s, but {quick.text(quick.traits.drops)}."
     nearest = min((each for each in others if each.good), key=lambda each: each.seconds, default=None)
     if nearest is None:
-        return f"{said}; no other mode fits."
+        return f"{said}; no other mode is possible."
     return f"{said}; {nearest.traits.noun}, the fastest others, take {nearest.seconds:.3g} s: not worth what they lose."

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import count, islice, repeat, takewhile
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from ooc.runtime.clock import Clock, noting_waits
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import MemoryMeter
 from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
+from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.arrays.rows import AnyArray
 from ooc.stores.arrays.zarr_rows import ShardedRows
 from ooc.stores.io.read_plan import ReadCost
@@ -108,7 +110,19 @@ def lengths_in(x: Any) -> Lengths:
     """How the rows' planner reads ids; a read a row where somebody else's code does it."""
     if isinstance(x, ShardedRows):
         return lambda ids: x.plan(ids).length
+    if isinstance(x, JoinedRows):
+        return partial(_lengths_in_parts, [(x.begin[name], lengths_in(rows), rows.shape[0]) for name, rows in x.parts.items()])
     return lambda ids: np.full(len(ids), x.row_bytes, np.int64)
+
+
+def _lengths_in_parts(parts: Sequence[tuple[int, Lengths, int]], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How `JoinedRows` read ids (ascending): each of its parts (first row, lengths, number of rows) by itself."""
+    found = [np.empty(0, np.int64)]
+    for begin, lengths, rows in parts:
+        first, last = np.searchsorted(ids, (begin, begin + rows))
+        if last > first:
+            found.append(lengths(ids[first:last] - begin))
+    return np.concatenate(found)
 
 
 def read_cost(x: Any, ids: NDArray[np.int64], max_bytes: int, seconds: float) -> tuple[ReadCost, float, AnyArray]:

@@ -38,13 +38,15 @@ class Upkeep:
 @dataclass(frozen=True)
 class RunFacts:
     """What the planner must know of a run besides its profile. steps: batches of the whole run; row_bytes: of a row as stored,
-    0 where rows are in memory; scored: times that each split is."""
+    the longest where several types differ, 0 where rows are in memory; scored: times that each split is."""
 
     steps_per_epoch: int
     steps: int
     row_bytes: int
     scored: Mapping[str, int]
     upkeep: Upkeep = Upkeep()
+    even_rows: bool = True
+    """whether all rows on disk are of that length, so that bytes needed follow from their number"""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ class Prediction:
     bottleneck: str
     beforehand_seconds: float = 0.0
 
+    @property
+    def kept(self) -> str:
+        """What `history_bytes_read` and `history_bytes_written` are of, for people."""
+        return "embedding tables" if "tables" in self.stages else "histories"
+
 
 @dataclass(frozen=True, repr=False)
 class Plan:
@@ -104,7 +111,7 @@ class Plan:
             parts = [f"{format_bytes(found.bytes_read)} read, {100 * found.hit_rate:.0f} % of the rows from memory"]
         if found.history_bytes_written:
             moved = format_bytes(found.history_bytes_read), format_bytes(found.history_bytes_written)
-            parts.append(f"histories {moved[0]} read, {moved[1]} written")
+            parts.append(f"{found.kept} {moved[0]} read, {moved[1]} written")
         parts.insert(0, f"{found.seconds_per_epoch:.3g} s an epoch, peak {format_bytes(found.peak_rss_bytes)}")
         return "; ".join([", ".join(parts), self.advice])
 
@@ -143,7 +150,7 @@ def plan(profile: RunProfile, budget: MemoryPlan, run: RunFacts) -> Plan:
         rows_read=round(whole.rows_read),
         rows_asked=round(whole.rows_asked),
         hit_rate=hit_rate(whole.rows_read, whole.rows_asked) if run.row_bytes else None,
-        read_amplification=whole.nbytes / (whole.rows_read * run.row_bytes) if run.row_bytes and whole.rows_read else None,
+        read_amplification=read_amplification(whole.nbytes, whole.rows_read, run.row_bytes if run.even_rows else 0),
         read_bytes_per_second=whole.nbytes / whole.read_s if whole.read_s else None,
         stages=stages,
         bottleneck=bottleneck(stages),
@@ -156,6 +163,11 @@ def plan(profile: RunProfile, budget: MemoryPlan, run: RunFacts) -> Plan:
 def hit_rate(rows_read: float, rows_asked: float) -> float | None:
     """Of the rows asked for, the share that needed no reading; None where none was asked for."""
     return 1 - rows_read / rows_asked if rows_asked else None
+
+
+def read_amplification(nbytes: float, rows_read: float, row_bytes: int) -> float | None:
+    """Bytes read by those of the rows that had to be read; None where there are none, or their length (0) is not known."""
+    return nbytes / (rows_read * row_bytes) if rows_read and row_bytes else None
 
 
 def _shares(simulated: tuple[SimulatedReads, ...], profile: RunProfile, run: RunFacts) -> tuple[Share, Share]:
@@ -186,7 +198,7 @@ def _histories(first: Share, later: Share, profile: RunProfile, run: RunFacts) -
     seconds = exchange.pull_s(exchange.first) * first.steps + exchange.pull_s(exchange.later) * later.steps
     read = exchange.first.nbytes * first.steps + exchange.later.nbytes * later.steps + exchange.hot.nbytes * upkeep.fills
     read += upkeep.drift_read * (steps // run.steps_per_epoch) + upkeep.refresh_read
-    return {"pull": seconds}, read, exchange.written * max(0.0, steps - upkeep.lag) + upkeep.refresh_written
+    return {exchange.stage: seconds}, read, exchange.written * max(0.0, steps - upkeep.lag) + upkeep.refresh_written
 
 
 def _stages(whole: Share, profile: RunProfile) -> dict[str, float]:
@@ -234,6 +246,7 @@ NAMES = {
     "sum": "summing",
     "collate": "collation",
     "pull": "reading histories",
+    "tables": "reading embedding tables",
     "copy": "copying to the device",
     "consumer": "the model",
 }
@@ -260,5 +273,6 @@ def advise(stages: Mapping[str, float], seconds: float, seconds_per_epoch: float
         "sum": "a smaller fan-out or narrower features would help",
         "collate": "a smaller fan-out or narrower features would help",
         "pull": "more parts per batch, histories in float16 or a smaller hidden width would help",
+        "tables": "more memory, a smaller hidden width or a smaller fan-out would help",
     }
     return f"{share}: {changes.get(worst, 'the others wait for it')}."

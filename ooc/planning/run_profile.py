@@ -11,9 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ooc.loading.base import BatchLoader
 from ooc.loading.collate import LoadedBatch, SampledBatch
@@ -23,8 +24,18 @@ from ooc.loading.shared_scan import SharedScans
 from ooc.loading.shared_scan_plan import SharedScan
 from ooc.loading.stages import BatchStages, LoadStage
 from ooc.loading.superbatch import Superbatches
-from ooc.planning.measure import WARM_STEPS, BatchSample, Step, batches_of, lengths_of, read_cost, run_together, try_scan
-from ooc.planning.simulate_history import HistoryShape, HistoryTraffic, simulate_exchange
+from ooc.planning.measure import (
+    WARM_STEPS,
+    BatchSample,
+    Step,
+    batches_of,
+    lengths_in,
+    lengths_of,
+    read_cost,
+    run_together,
+    try_scan,
+)
+from ooc.planning.simulate_history import HistoryShape, HistoryTraffic, simulate_exchange, sum_of
 from ooc.planning.simulate_scans import SimulatedScans, simulate_scans
 from ooc.planning.simulate_superbatches import (
     BatchCosts,
@@ -68,26 +79,19 @@ class RunTrial:
     forward: Step
     steps: int
     epochs: int
-    histories: HistoryShape | None = None
+    histories: Sequence[HistoryShape] = ()
 
 
-class StandInRows:
-    """Rows in memory that stand for those on disk: as large, of the same shape, but each is one of a few real ones."""
-
-    def __init__(self, like: Any, rows: AnyArray) -> None:
-        self.shape, self.dtype, self.row_bytes = like.shape, rows.dtype, rows[:1].nbytes
-        self.rows, self.cost = rows, cost_of(like)
+TrialRows = Mapping[int, AnyArray]
+"""number of an array on disk (see `LoadStage.arrays`) -> a few rows in memory, which stand for all of them"""
 
 
-class TrialRows(NamedTuple):
-    """Rows in memory for those of nodes (None without features) and of edge features."""
+class RetypedRows:
+    """Rows as they would be with another dtype; they are planned, and never read."""
 
-    x: Any
-    of_edges: list[Any]
-
-    def under(self, stages: BatchStages) -> BatchStages:
-        """The stages with these rows."""
-        return stages.over(self.x, self.of_edges)
+    def __init__(self, like: Any, dtype: DTypeLike) -> None:
+        self.shape, self.dtype, self.cost = like.shape, np.dtype(dtype), cost_of(like)
+        self.row_bytes = self.dtype.itemsize * int(np.prod(like.shape[1:], dtype=np.int64))
 
 
 def few_rows(like: Any) -> AnyArray:
@@ -117,23 +121,19 @@ class ReadModel(ABC):
         return None
 
     @abstractmethod
-    def measure(self, trial: RunTrial, first: Any, base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, "TrialRows"]:
+    def measure(self, trial: RunTrial, first: Any, base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, TrialRows]:
         """Run the stages for about `seconds` each. first: what the first group reads; base: what is known already.
 
         Returns what the stages cost, the most bytes of the process while the model was run (but for rows and aggregates), and
         rows that stand for those on disk where batches are gathered.
         """
 
-    def load(self, load: LoadStage, drawn: SampledBatch) -> LoadedBatch:
+    def load(self, load: LoadStage, drawn: SampledBatch, rows: TrialRows) -> LoadedBatch:
         """A batch with rows, or their aggregates, out of those in memory."""
-        if load.pre_aggregation is not None and not isinstance(load.x, StandInRows):
+        if not rows:
             return load.load(drawn)
-        known = load.with_edge_ids(drawn)
-        there = {
-            number: (each.rows.rows, each.ids(known) % len(each.rows.rows))
-            for number, each in enumerate(load.arrays)
-            if isinstance(each.rows, StandInRows)
-        }
+        known, arrays = load.with_edge_ids(drawn), load.arrays
+        there = {number: (some, arrays[number].ids(known) % len(some)) for number, some in rows.items()}
         return load.take(known, there)
 
 
@@ -141,18 +141,16 @@ class InMemoryModel(ReadModel):
     """Of rows in memory: the pipeline itself, for a while."""
 
     def simulate(self, drawn: Iterable[SampledBatch], lengths: Sequence[Lengths], seen: Seen = ignored) -> SimulatedInMemory:
-        nodes = []
+        asked = []
         for batch in drawn:
-            nodes.append(len(batch.subgraph.node))
+            asked.append(self.strategy.stages.sample.limit.rows(batch))
             seen(None)
-        return SimulatedInMemory(sum(nodes) / max(1, len(nodes)))
+        return SimulatedInMemory(sum(asked) / max(1, len(asked)))
 
     def measure(self, trial: RunTrial, first: Any, base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, TrialRows]:
         prefetch, cursors = trial.loader.prefetch, (Cursor(0, step) for step in range(trial.steps))
         pipeline = self.strategy.apart().pipeline(cursors, trial.loader.budget, prefetch, {})
-        load = self.strategy.stages.load
-        rows = TrialRows(load.x, [each.rows for each in load.edge_features])
-        return *run_together(pipeline, trial.step, base, ["read", "collate"], prefetch, seconds), rows
+        return *run_together(pipeline, trial.step, base, ["read", "collate"], prefetch, seconds), {}
 
 
 @dataclass(frozen=True)
@@ -172,24 +170,20 @@ class SuperbatchModel(ReadModel):
 
     def measure(self, trial: RunTrial, first: list[Ids], base: BatchCosts, seconds: float) -> tuple[BatchCosts, int, TrialRows]:
         """On rows that stand for those on disk; those of the first array are read in part."""
-        budget, load = trial.loader.budget, self.strategy.stages.load
-        number, array = next(iter(self.strategy.stages.disk_arrays.items()))
+        budget, arrays = trial.loader.budget, self.strategy.stages.disk_arrays
+        number, array = next(iter(arrays.items()))
         read, read_cpu, rows = read_cost(array.rows, first[0], budget.trial_rows, seconds)
         known = replace(base, read=read, read_cpu=read_cpu)
-        stand_ins = [
-            StandInRows(each.rows, rows if i == number else few_rows(each.rows)) if each.on_disk else each.rows
-            for i, each in enumerate(load.arrays)
-        ]
-        own = TrialRows(None if load.x is None else stand_ins.pop(0), stand_ins)
-        pipeline = self._warm_pipeline(own.under(self.strategy.stages.apart()), trial.steps, budget.in_flight)
+        own = {i: rows if i == number else few_rows(each.rows) for i, each in arrays.items()}
+        pipeline = self._warm_pipeline(self.strategy.stages.apart(), own, trial.steps, budget.in_flight)
         costs, peak = run_together(pipeline, trial.step, known, ["collate"], WARM_STEPS, seconds)
         return costs, peak - rows.nbytes, own
 
-    def _warm_pipeline(self, stages: BatchStages, steps: int, max_bytes: int) -> Pipeline:
-        """Batches of the first steps as training makes them, but that none is read from the disk."""
+    def _warm_pipeline(self, stages: BatchStages, rows: TrialRows, steps: int, max_bytes: int) -> Pipeline:
+        """Batches of the first steps as training makes them, but that superbatches are not read from the disk."""
         sample, cursors = stages.sample, (Cursor(0, step) for step in range(steps))
         # One thread gathers and collates, as it does for superbatches.
-        collate = Stage("collate", lambda drawn: stages.collate.collate(self.load(stages.load, drawn)))
+        collate = Stage("collate", lambda drawn: stages.collate.collate(self.load(stages.load, drawn, rows)))
         if sample.one_by_one:
             return Pipeline(cursors, [Stage("sample", sample.sample), collate], max_bytes, TOGETHER)
         return Pipeline(sample.batches(cursors), [collate], max_bytes, TOGETHER)
@@ -209,10 +203,9 @@ class ScanModel(ReadModel):
         self, trial: RunTrial, first: SharedScan, base: BatchCosts, seconds: float
     ) -> tuple[BatchCosts, int, TrialRows]:
         """On a part of the first scan."""
-        found = try_scan(self.strategy.apart(), first, trial.steps, trial.step, base, seconds)
-        return *found, TrialRows(self.strategy.disk_rows, [])
+        return *try_scan(self.strategy.apart(), first, trial.steps, trial.step, base, seconds), {}
 
-    def load(self, load: LoadStage, drawn: SampledBatch) -> LoadedBatch:
+    def load(self, load: LoadStage, drawn: SampledBatch, rows: TrialRows) -> LoadedBatch:
         """With zeros for its aggregates."""
         _, rest = load.factors(drawn)
         return load.aggregated(rest, *np.zeros((2, len(rest.subgraph.node), self.strategy.memory.batch.channels), np.float32))
@@ -229,7 +222,7 @@ class RunProfile:
 
     steps: batches of the first epoch that were sampled; simulated: the first epoch, and the second where the first was sampled
     whole; others: the first epoch's reads with other settings, by what to do for them; asked: rows a batch wants; evaluations:
-    of every split to score; sampled_nbytes: bytes of edges that sampling a batch reads from the disk; unmapped: bytes of edges
+    of every split to score; sampled_nbytes: bytes of edges that a batch reads from the disk by itself; unmapped: bytes of edges
     that draws will map besides those they have; resident: most bytes of the process while the model was run, but for rows,
     aggregates and what only the profile had; seconds: it took; exchange: with histories, where there are any.
     """
@@ -272,9 +265,10 @@ def profile(trial: RunTrial, seconds: float, variants: bool = True) -> RunProfil
     model.simulate(batches_of(model.strategy, 0, 1), lengths_of(sampling))  # loads the kernels
     sample = BatchSample(batches_of(sampling, 0, trial.steps), budget.trial_batches(), seconds / 2)
     first, base = _counted(model, sample)
-    count, whole, histories = len(sample.batches), sample.steps == trial.steps, trial.histories
-    asked = sum(len(batch.subgraph.node) for batch in sample.batches) / count
-    exchange = None if histories is None else simulate_exchange(histories, sample.batches, whole)
+    count, whole = len(sample.batches), sample.steps == trial.steps
+    asked = sum(map(sampling.stages.sample.limit.rows, sample.batches)) / count
+    alone = sum(_read_alone(sampling.stages.load, batch) for batch in sample.batches) / count
+    exchange = sum_of(simulate_exchange(each, sample.batches, whole) for each in trial.histories)
     tried = variations(model, budget) if variants or base.group_s * count < CHEAP_SECONDS else ()
     others = {name: other.simulate(sample.batches, own) for name, other, own in tried}
     sample.batches.clear()
@@ -290,12 +284,17 @@ def profile(trial: RunTrial, seconds: float, variants: bool = True) -> RunProfil
         others=others,
         asked=asked,
         evaluations=scored,
-        sampled_nbytes=sampling.stages.counts.topology_nbytes / count,
+        sampled_nbytes=sampling.stages.counts.topology_nbytes / count + alone,
         unmapped=topology.unmapped(),
         resident=resident,
         seconds=time.perf_counter() - begun,
         exchange=exchange,
     )
+
+
+def _read_alone(load: LoadStage, batch: SampledBatch) -> int:
+    """Bytes that a batch reads by itself."""
+    return sum(int(lengths_in(rows)(np.unique(ids)).sum()) for rows, ids in load.read_alone(batch))
 
 
 def _counted(model: ReadModel, sample: BatchSample) -> tuple[SimulatedReads, BatchCosts]:
@@ -334,12 +333,12 @@ def evaluation(loader: BatchLoader, rows: TrialRows, forward: Step, seconds: flo
     sample = BatchSample(batches_of(strategy, 0, len(loader)), most, seconds, patience=1)
     model = model_of(strategy, pool)
     found = model.simulate(sample, lengths_of(strategy))
-    parts, stages = len(sample.batches) / max(1, sample.steps), rows.under(strategy.apart().stages)
+    parts, stages = len(sample.batches) / max(1, sample.steps), strategy.apart().stages
     taken, drawn = [], sample.batches[:EVALUATED]
     sample.batches.clear()
     while drawn:
         batch, begun = drawn.pop(0), time.perf_counter()
-        loaded = model.load(stages.load, batch)
+        loaded = model.load(stages.load, batch, rows)
         begun = begun if model.gathers else time.perf_counter()
         forward(stages.collate.collate(loaded)[1])
         taken.append(time.perf_counter() - begun)
@@ -360,6 +359,6 @@ def variations(model: ReadModel, budget: MemoryPlan) -> Iterator[tuple[str, Read
     if isinstance(x, ShardedRows) and x.dtype == np.float32:
         half = x.row_bytes // 2
         plan = partial(plan_by_cost, row_bytes=half, cost=x.cost, count=x.shape[0], alignment=x.engine.alignment)
-        rows: Any = StandInRows(x, np.empty((1, *x.shape[1:]), np.float16))
+        rows: Any = RetypedRows(x, np.float16)
         name = "features stored as float16"
         yield name, replace(model, strategy=model.strategy.over(rows)), [lambda ids: plan(ids).length, *lengths[1:]]

@@ -19,6 +19,7 @@ from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.stages import BatchArray
 from ooc.loading.superbatch import PIECE_ROWS
 from ooc.loading.superbatch_plan import ROW_BYTES, SUPERBATCHES, CompactBatch, RowChanges, SuperbatchPlanner
+from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.io.read_plan import ReadCost
 
@@ -286,7 +287,8 @@ def _array_load(array: BatchArray, changes: RowChanges, missing: Ids, lengths: L
 
 def cost_of(x: Any) -> ReadCost:
     """The cost model of reading rows; by bytes alone where other code reads."""
-    return x.cost if hasattr(x, "cost") else ReadCost(0.0, 1e-9)
+    parts = x.parts.values() if isinstance(x, JoinedRows) else [x]
+    return next((each.cost for each in parts if hasattr(each, "cost")), ReadCost(0.0, 1e-9))
 
 
 def planned(ids: NDArray[np.int64], lengths: Lengths) -> tuple[int, int]:

@@ -23,7 +23,7 @@ _OTHER = ("#52606d", "#9aa5b1")
 
 def stage_name(stage: str) -> str:
     """What the report calls a stage: the one that takes the batches is the model."""
-    return "model" if stage == CONSUMER else stage
+    return {CONSUMER: "model", "tables": "embedding tables"}.get(stage, stage)
 
 
 def section(spans: Spans) -> tuple[float, float]:

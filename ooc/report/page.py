@@ -167,6 +167,7 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _plan_rows(plan: dict[str, Any]) -> list[PlanRow]:
     """The table of what was predicted and what happened."""
+    kept = "embedding tables" if "tables" in plan["actual"].get("stages", {}) else "histories"
     shown: dict[str, tuple[str, Any]] = {
         "seconds_per_epoch": ("training, per epoch", _seconds),
         "evaluate_seconds": ("evaluation, in total", _seconds),
@@ -174,8 +175,8 @@ def _plan_rows(plan: dict[str, Any]) -> list[PlanRow]:
         "value_bytes": ("values and aggregates in memory, peak", format_bytes),
         "bytes_read": ("read from disk", format_bytes),
         "bytes_written": ("written to disk", format_bytes),
-        "history_bytes_read": ("histories read", format_bytes),
-        "history_bytes_written": ("histories written", format_bytes),
+        "history_bytes_read": (f"{kept} read", format_bytes),
+        "history_bytes_written": (f"{kept} written", format_bytes),
         "hit_rate": ("rows served from memory", lambda value: f"{100 * value:.1f} %"),
         "read_amplification": ("bytes read per byte needed", lambda value: f"{value:.2f}"),
         "read_bytes_per_second": ("read bandwidth", lambda value: f"{format_bytes(value)}/s"),

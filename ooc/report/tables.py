@@ -84,8 +84,8 @@ def _run(plan: Plan) -> Table:
     table.add_row("evaluation, in total", scored)
     table.add_row("read from disk", format_bytes(prediction.bytes_read))
     if prediction.history_bytes_read or prediction.history_bytes_written:
-        table.add_row("histories read", format_bytes(prediction.history_bytes_read))
-        table.add_row("histories written", format_bytes(prediction.history_bytes_written))
+        table.add_row(f"{prediction.kept} read", format_bytes(prediction.history_bytes_read))
+        table.add_row(f"{prediction.kept} written", format_bytes(prediction.history_bytes_written))
     if prediction.beforehand_seconds:
         table.add_row("before the first batch", f"{prediction.beforehand_seconds:.3g}")
     if prediction.hit_rate is not None:

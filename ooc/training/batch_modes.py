@@ -1,6 +1,6 @@
 """The modes "sampled", "cluster" and "saint": batches of sampled neighborhoods, of parts, and random subgraphs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
@@ -12,17 +12,19 @@ import torch
 from torch import Tensor
 
 from ooc.config.base import RunConfig
+from ooc.config.fan_outs import ALL_OTHERS
 from ooc.config.nodes import TrainConfig
 from ooc.graph.blocks import Subgraph
 from ooc.history.embedding_tables import FOLDER as TABLES
-from ooc.history.embedding_tables import EmbeddingTables, bytes_per_node
+from ooc.history.embedding_tables import EmbeddingTables, bytes_per_node, table_row_bytes
 from ooc.history.history import Growth
+from ooc.layerwise.full_neighbor_pass import full_hops
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.pass_plan import ram_bytes
 from ooc.layerwise.scores import ExactScores
 from ooc.layerwise.shape import besides_bytes, has_layers, own_way
 from ooc.loading.arguments import weight_column_of
-from ooc.loading.base import BatchLoader
+from ooc.loading.base import AHEAD, BatchLoader
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.ranks import WHOLE
 from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
@@ -30,17 +32,18 @@ from ooc.metrics.losses import LabelLoss
 from ooc.models.builders import pre_aggregation_of
 from ooc.models.compile import compile_model, many_variants
 from ooc.models.layers import autocast, evaluating
-from ooc.models.receptive_field import hops_on
 from ooc.models.user_models import edge_features_for, forward_batch
 from ooc.planning.choose_mode import ModeTraits
 from ooc.planning.run_plan import Plan, RunFacts, Upkeep, plan
 from ooc.planning.run_profile import RunTrial, profile
-from ooc.planning.simulate_history import HistoryShape
+from ooc.planning.simulate_history import HistoryShape, table_shape
+from ooc.planning.simulate_superbatches import cost_of
 from ooc.runtime.clock import write_trace
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import keep_large_blocks
 from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.pipeline import Stage
+from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.process import resident_bytes
@@ -81,7 +84,7 @@ class BatchMode(NodeMode):
         if self.table_shapes:
             self.budget = self.budget.beside_history()
         self.loader = self._make_loader()
-        self.by_layers = has_layers(self.model)
+        self.by_layers = has_layers(self.model) and not dataset.is_hetero
         self.evaluators = {} if self.scores_by_layers else self._make_evaluators()
         self._share_block_policy()
         self.loss_of = self._make_loss()
@@ -90,10 +93,6 @@ class BatchMode(NodeMode):
 
     def _check_types(self) -> None:
         """Raise ConfigError for settings that do not apply to the types of nodes that the store has."""
-        if self.dataset.is_hetero and self.config.evaluate == "layerwise":
-            raise ConfigError(
-                "evaluate = 'layerwise' does not apply to heterogeneous graphs: use 'sampled', with `eval_fanout` -1 for all"
-            )
         if self.dataset.is_hetero and self.config.compile:
             raise ConfigError("compile = true does not apply to heterogeneous graphs: leave it out")
         if self.table_shapes and self.config.precision == "fp16":
@@ -102,7 +101,8 @@ class BatchMode(NodeMode):
 
     @property
     def scores_by_layers(self) -> bool:
-        """Whether scores come from layer-wise passes; exact ones of a model with its own forward from full neighborhoods."""
+        """Whether scores come from layer-wise passes; exact ones of other models, and of graphs of several types, come from
+        full neighborhoods."""
         return self.by_layers and self.config.evaluate == "layerwise"
 
     @cached_property
@@ -112,8 +112,8 @@ class BatchMode(NodeMode):
 
     @cached_property
     def hops(self) -> int:
-        """Hops of the neighborhoods that the outputs of a model with its own forward depend on."""
-        return hops_on(self.model, self.dataset, self.config.layers)
+        """Hops of the full neighborhoods that outputs depend on, where they do not come from layer-wise passes."""
+        return full_hops(self.model, self.dataset, self.config.layers)
 
     def notes(self) -> list[str]:
         """See `Mode`; what cannot be done with a model that has its own forward is said before it is trained."""
@@ -148,7 +148,7 @@ class BatchMode(NodeMode):
     def _make_evaluators(self) -> dict[str, NeighborLoader]:
         """A loader for each split to score that the store has."""
         config = self.config
-        fanout = [-1] * self.hops if config.evaluate == "layerwise" else config.eval_fanout
+        fanout = [-1] * self.hops if config.evaluate == "layerwise" else self._neighbors(config.eval_fanout)
         return {
             split: NeighborLoader(
                 self.dataset,
@@ -162,6 +162,19 @@ class BatchMode(NodeMode):
             for split in dict.fromkeys([config.val_split, *config.eval_splits])
             if split in self.nodes.splits and len(self.nodes.members(split))
         }
+
+    def _neighbors(self, fanout: list[int] | dict[str, list[int]]) -> Any:
+        """Fan-outs as loaders take them. Raises ConfigError for those by edge type on a store that has one."""
+        if isinstance(fanout, list):
+            return fanout
+        own = {name: counts for name, counts in fanout.items() if name != ALL_OTHERS}
+        if not self.dataset.is_hetero:
+            raise ConfigError(
+                f"fan-outs by edge type ({next(iter(own), ALL_OTHERS)}) are of heterogeneous stores, and {self.config.store} "
+                "has one edge type: give `fanout` one number per layer"
+            )
+        others = fanout.get(ALL_OTHERS)
+        return own if others is None else {":".join(key): others for key in self.dataset.edge_types} | own
 
     def _input(self, split: str) -> str | tuple[str, str]:
         """A split as input nodes of a loader."""
@@ -211,6 +224,12 @@ class BatchMode(NodeMode):
         return 0 if rows is None else rows.row_bytes
 
     @property
+    def even_rows(self) -> bool:
+        """Whether all of those rows are of that length; they may differ by node type."""
+        rows = self.loader.strategy.disk_rows
+        return not isinstance(rows, JoinedRows) or rows.even
+
+    @property
     def pending_bytes(self) -> int:
         """That the mode keeps in memory while the model is scored."""
         return 0
@@ -226,8 +245,8 @@ class BatchMode(NodeMode):
             beside = self.pending_bytes
             exact = ExactScores(self.model, self.dataset, folder, self.engine, beside, self.budget, task=self.task)
             self.exact = self.opened.enter_context(closing(exact))
-        if self.table_shapes:
-            self._open_tables(saved["tables"] if saved else None, growth is not None)
+        if self.table_shapes and saved:
+            self._open_tables(saved["tables"], growth is not None)
 
     def _open_tables(self, state: dict[str, Any] | None, grown: bool) -> None:
         """Open the embedding tables, whose rows loaders read ahead."""
@@ -245,11 +264,13 @@ class BatchMode(NodeMode):
             loader.then = Stage("tables", tables.look_up)
 
     def prepare(self) -> None:
-        """The plan of a run that has not begun; there is none of heterogeneous graphs."""
-        if self.config.plan and not self.dataset.is_hetero and not self.run.state.total_steps:
+        """The plan of a run that has not begun, and then its embedding tables, whose disk space no plan takes."""
+        if self.config.plan and not self.run.state.total_steps:
             made = self.predict(TRAIN_SECONDS, variants=False)
             checkpoint.write_json(self.config.out / checkpoint.PLAN, made.asdict())
             self.run.watchers.note(f"plan: {made}")
+        if self.table_shapes and not self.tables:
+            self._open_tables(None, False)
 
     def batches(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
         self._begin_batches()
@@ -319,6 +340,10 @@ class BatchMode(NodeMode):
     def keep_best(self) -> None:
         self.tables.keep_best(self.run.state.epoch)
 
+    def ended(self) -> dict[str, Any]:
+        state = self.run.state
+        return {"tables": self.tables.keep_ended(state.best_epoch, state.total_steps)} if self.tables else {}
+
     def final_scores(self) -> dict[str, Scores]:
         """See `NodeMode`; with the embedding tables of the best model."""
         if (best := self.run.state.best_epoch) is not None:
@@ -337,10 +362,11 @@ class BatchMode(NodeMode):
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
         planned = checkpoint.read_plan(self.config.out)
+        self.tables.drop_ended(self.run.state.total_steps)
         write_trace(self.config.out, self.loader.spans())
         return {
             "histories": summary.histories(result),
-            "plan": summary.account(result, self.steps_per_epoch, self.row_bytes, planned),
+            "plan": summary.account(result, self.steps_per_epoch, self.row_bytes, planned, self.even_rows),
             **super().finish(result),
         }
 
@@ -350,7 +376,6 @@ class BatchMode(NodeMode):
         return config.model_copy(update={"history": "zero", "saint_coverage": LEAST_COVERAGE})
 
     def predict(self, seconds: float, variants: bool) -> Plan:
-        check_planned(self.dataset)
         config, each = self.config, self.steps_per_epoch
         steps = min(config.max_steps or 1 << 62, config.epochs * each)
         epochs = -(-steps // max(1, each))
@@ -360,7 +385,8 @@ class BatchMode(NodeMode):
         for split in config.eval_splits:
             scored[split] = 1
         scored[config.val_split] = scored.get(config.val_split, 0) + -(-epochs // config.eval_every)
-        made = plan(found, self.batch_budget, RunFacts(each, steps, self.row_bytes, scored, self.upkeep(steps, found.asked)))
+        upkeep = self.upkeep(steps, found.asked)
+        made = plan(found, self.batch_budget, RunFacts(each, steps, self.row_bytes, scored, upkeep, self.even_rows))
         return replace(made, reading=self.reading)
 
     def _trial(self, steps: int, epochs: int) -> RunTrial:
@@ -370,14 +396,18 @@ class BatchMode(NodeMode):
 
         def train(batch: Any) -> None:
             other.model.train()
+            other.tables.ahead((0, batch))
             other.step(batch.to(device), 1)
             other.update(optimizer)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # training waits for every loss too
 
         def score(batch: Any) -> None:
+            other.tables.look_up((0, batch))
             with evaluating(other.model), autocast(device, self.config.precision):
-                self.outputs(other.model, batch.to(device))
+                batch = batch.to(device)
+                other.tables.pull(batch)
+                self.outputs(other.model, batch)
 
         return RunTrial(self.loader, self.evaluators, train, score, steps, epochs, self.histories())
 
@@ -385,12 +415,15 @@ class BatchMode(NodeMode):
         """The mode with another model of the same shape."""
         other = copy(self)
         other.model = self._make_model()
+        other.tables = EmbeddingTables.trial(self.table_shapes, self.config.seed, self.config.optimizer)
         other.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.precision == "fp16")
         return other
 
-    def histories(self) -> HistoryShape | None:
-        """What is known of the histories before there are any; None where there are none."""
-        return None
+    def histories(self) -> Sequence[HistoryShape]:
+        """What is known of histories or embedding tables before there are any."""
+        shapes, cost = self.table_shapes, cost_of(self.loader.strategy.stages.load.x)
+        rows = {name: (count, table_row_bytes(width, self.config.optimizer)) for name, (count, width) in shapes.items()}
+        return [table_shape(name, *own, self.budget.history // len(rows), AHEAD, cost) for name, own in rows.items()]
 
     def upkeep(self, steps: int, asked: float) -> Upkeep:
         """What a run of so many steps does besides batches. asked: nodes of a batch."""
@@ -442,7 +475,11 @@ class SampledMode(BatchMode):
         config = self.config
         shuffled: dict[str, Any] = {"batch_size": config.batch_size, "shuffle": True, "seed": config.seed}
         return NeighborLoader(
-            self.dataset, config.fanout, input_nodes=self._input(config.train_split), **shuffled, **self._sampling()
+            self.dataset,
+            self._neighbors(config.fanout),
+            input_nodes=self._input(config.train_split),
+            **shuffled,
+            **self._sampling(),
         )
 
     @property
@@ -532,12 +569,3 @@ class SaintMode(BatchMode):
     def weighed(self) -> bool:
         """Attention takes no coefficients."""
         return not (self.config.model == "gat" or ":" in self.config.model)
-
-
-def check_planned(dataset: Dataset) -> None:
-    """Raise ConfigError for a heterogeneous store, of whose runs there is no plan."""
-    if dataset.is_hetero:
-        raise ConfigError(
-            f"there is no plan of {dataset.path}, which is heterogeneous: train with `max_steps=200`, and summary.json has the "
-            "cost of a batch"
-        )

@@ -15,9 +15,9 @@ from ooc.planning.run_plan import Plan
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.working import scratch_folder
-from ooc.training.batch_modes import PARTS_AN_EPOCH, BatchMode, check_planned
+from ooc.training.batch_modes import PARTS_AN_EPOCH, BatchMode
 from ooc.training.loop import PLAN_SECONDS, planning
-from ooc.training.open_run import open_dataset
+from ooc.training.open_run import check_types, open_dataset
 from ooc.training.registry import MODES
 
 TRIED = {
@@ -42,7 +42,6 @@ def compare(config: TrainConfig) -> tuple[ModeChoice, Plan]:
     """
     # One data set for all modes: so they have the same memory, whatever the ones before have loaded.
     with scratch_folder(None, "ooc-plan") as folder, open_dataset(config) as dataset:
-        check_planned(dataset)
         ranked = sorted(TRIED, key=lambda name: TRIED[name].traits.rank)
         found = [_candidate(config, name, dataset, folder) for name in ranked]
         chosen = choose(found, config.layers)
@@ -56,6 +55,10 @@ def compare(config: TrainConfig) -> tuple[ModeChoice, Plan]:
 def _candidate(config: TrainConfig, name: str, dataset: Dataset, folder: Path) -> Candidate:
     """A mode tried, with the largest batches of parts that fit."""
     made = TRIED[name]
+    try:
+        check_types(config.model_copy(update={"mode": name}), dataset)
+    except ConfigError as error:
+        return Candidate(name, made.traits, {}, fix=str(error))
     refused = Candidate(name, made.traits, {}, fix=f"{dataset.num_nodes} nodes do not make {PARTS_AN_EPOCH} parts")
     for number, more in enumerate(made.choices(dataset)):
         try:

@@ -79,7 +79,9 @@ class EdgeMode(SampledMode):
     def _make_loader(self) -> BatchLoader:
         config = self.config
         shuffled: dict[str, Any] = {"batch_size": config.batch_size, "shuffle": True, "seed": config.seed}
-        return LinkNeighborLoader(self.dataset, config.fanout, config.train_split, **shuffled, **self._sampling())
+        return LinkNeighborLoader(
+            self.dataset, self._neighbors(config.fanout), config.train_split, **shuffled, **self._sampling()
+        )
 
     def _make_evaluators(self) -> dict[str, Any]:
         """See `BatchMode`."""
@@ -87,7 +89,7 @@ class EdgeMode(SampledMode):
         common = {"batch_size": config.eval_batch_size or config.batch_size, "seed": key(config.seed, Purpose.EVALUATE) >> 1}
         given: dict[str, Any] = {**common, **self._sampling()}
         return {
-            split: LinkNeighborLoader(self.dataset, config.eval_fanout, split, **given)
+            split: LinkNeighborLoader(self.dataset, self._neighbors(config.eval_fanout), split, **given)
             for split in dict.fromkeys([config.val_split, *config.eval_splits])
             if split in edges.splits and len(edges.members(split))
         }

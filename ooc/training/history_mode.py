@@ -3,6 +3,7 @@
 Between two epochs the histories' drift is measured, and where it is due they are refreshed.
 """
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any, Self
@@ -205,10 +206,13 @@ class HistoryMode(PartMode):
     def _keeps_histories(self) -> bool:
         return self.config.history == "kept" and len(self.halo.widths) > 0
 
-    def histories(self) -> HistoryShape | None:
+    def histories(self) -> Sequence[HistoryShape]:
+        return [self._shape] if self._keeps_histories else []
+
+    @property
+    def _shape(self) -> HistoryShape:
+        """What is known of the histories before there are any."""
         config, halo, count = self.config, self.halo, self.dataset.num_nodes
-        if not self._keeps_histories:
-            return None
         cost = cost_of(self.loader.strategy.stages.load.x if halo.history is None else halo.history.rows[0])
         return HistoryShape(
             num_nodes=count,
@@ -223,9 +227,10 @@ class HistoryMode(PartMode):
 
     def upkeep(self, steps: int, asked: float) -> Upkeep:
         """With refreshes, and the measuring of the drift."""
-        base, histories, every = super().upkeep(steps, asked), self.histories(), self._refresh_every()
-        if histories is None:
+        base, every = super().upkeep(steps, asked), self._refresh_every()
+        if not self._keeps_histories:
             return base
+        histories = self._shape
         refreshed = range(every, steps // self.steps_per_epoch + 1, every) if every else range(0)
         apart = sum(not super(HistoryMode, self)._empties_memory(epoch) for epoch in refreshed)
         layers = len(histories.row_bytes)

@@ -10,7 +10,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
@@ -139,6 +139,7 @@ class PassOptions(TypedDict, total=False):
     folder: Path | str | None
     progress: Progress | None
     verify_reads: bool
+    node_type: str | None
 
 
 @overload
@@ -158,13 +159,15 @@ def infer(
     folder: Path | str | None = None,
     progress: Progress | None = None,
     verify_reads: bool = False,
+    node_type: str | None = None,
 ) -> NodeRows | WrittenRows:
     """Compute a model's outputs for every node, exactly and in bounded memory; of a run of whole graphs, for every graph.
 
     A model that is a list of layers goes layer by layer over all nodes. One with its own `forward(x, edge_index)` is computed
     on batches of full neighborhoods: the seeds of a batch with all their in-edges, over as many hops as their outputs depend
-    on; batches are as large as the memory allows. So is that of a run on a heterogeneous store, for the nodes of the type that
-    it learned: over as many hops as the run has `layers`, with the embedding tables of its best epoch.
+    on; batches are as large as the memory allows. So is every model of a heterogeneous store, for the nodes of one type; that
+    of a run for the type that it learned, over as many hops as the run has `layers`, with the embedding tables of its best
+    epoch.
 
     Args:
         model: A module, or the directory of a run of `ooc.train`, finished or not (its best parameters are used).
@@ -185,6 +188,8 @@ def infer(
         folder: Where rows that do not fit in memory are kept if `out` is None; default: the system's temporary folder.
         progress: Called with (what, nodes done, nodes in all).
         verify_reads: Compare every chunk with its checksum before rows are read from it, as `ooc.open(..., verify_reads=True)`.
+        node_type: Of a module on a heterogeneous store, the type whose outputs are computed. Of types without features the
+            module gets the nodes' numbers, int64[n].
 
     Returns:
         `NodeRows` float32 [N, C] (of graphs [G, C]) if `out` is None, else `WrittenRows` about the file.
@@ -200,7 +205,7 @@ def infer(
     >>> accuracy = (logits[ds.test_mask].argmax(1) == ds.y[ds.test_mask]).mean()
     """
     consent = partial(_agreed, model_class=model_class, allow_code=allow_code)
-    work = _Work(model, store, None, num_layers, engine, memory, consent, progress, verify_reads)
+    work = _Work(model, store, None, num_layers, engine, memory, consent, progress, verify_reads, node_type)
     if out is not None:
         check_table(Path(out))
     if _is_of_graphs(model):
@@ -230,12 +235,14 @@ def embed(
     folder: Path | str | None = None,
     progress: Progress | None = None,
     verify_reads: bool = False,
+    node_type: str | None = None,
 ) -> NodeRows | WrittenRows:
     """Compute a layer's output for every node, exactly and in bounded memory.
 
     Args:
         layer: Number of the layer, from 1 to the model's number of layers (without what follows it); by default the last but
             one. A model with its own forward has only the forward's result, so `layer` must be None.
+        node_type: Of a heterogeneous store, the type whose rows are computed; of a run by default the one that it learned.
         out: A Zarr group to write: array `x` float32 [N, columns], which `ooc.open(features={"x": "embeddings.zarr/x"})` takes.
         model, store, memory, engine, num_layers, model_class, allow_code, folder, progress, verify_reads: As of `infer`.
 
@@ -250,9 +257,8 @@ def embed(
     256
     """
     consent = partial(_agreed, model_class=model_class, allow_code=allow_code)
-    work = _Work(
-        model, store, "hidden" if layer is None else layer, num_layers, engine, memory, consent, progress, verify_reads
-    )
+    which: Any = "hidden" if layer is None else layer
+    work = _Work(model, store, which, num_layers, engine, memory, consent, progress, verify_reads, node_type)
     if out is not None:
         check_group(Path(out))
     return _kept(work, folder) if out is None else _written(work, Path(out), embeds=True)
@@ -288,6 +294,7 @@ class _Work:
     consent: Any
     progress: Progress | None
     verify_reads: bool = False
+    node_type: str | None = None
 
     @contextmanager
     def opened(self) -> Iterator[_Subject]:
@@ -299,26 +306,44 @@ class _Work:
     def _opened(self) -> Iterator[_Subject]:
         if isinstance(self.model, nn.Module):
             with self._dataset(has_layers(self.model)) as dataset:
-                _check_types(dataset)
-                task = None if dataset.task is None else LabelTask.of(dataset)
-                yield _Subject(dataset, self.model, task, dataset.nodes(), num_layers=self.num_layers)
+                self._check_types(dataset)
+                nodes = dataset.nodes(self.node_type)
+                task = None if nodes.task is None else LabelTask.of(nodes)
+                yield _Subject(dataset, self.model, task, nodes, num_layers=self.num_layers)
             return
         if not isinstance(self.model, str | os.PathLike):
             raise ConfigError(f"model must be a module or the directory of a run, not a {type(self.model).__name__}")
         run = Path(self.model)
         config = self.consent(run, self.store.path if isinstance(self.store, Dataset) else Path(self.store))
         with self._dataset(takes_floats(config)) as dataset:
-            if dataset.is_hetero and self.layer is None:
+            if dataset.is_hetero:
                 with _of_types(dataset, config, run, self.num_layers) as found:
-                    yield found
+                    yield self._of_wanted_type(found)
                 return
-            _check_types(dataset)
+            self._check_types(dataset)
             task = None if config.link_decoder is not None else _task(dataset, config)
             channels = config.hidden if task is None else task.channels  # embeddings, for links
             degrees = partial(degree_histogram, dataset.graph)
             made = make_model(config, dataset.num_features, channels, degrees, edge_dim_of(dataset))
             _load(made, run)
             yield _Subject(dataset, made, task, dataset.nodes(), num_layers=self.num_layers)
+
+    def _check_types(self, dataset: Dataset) -> None:
+        """Raise ConfigError if a node type must be given and is not, or the other way round."""
+        types = ", ".join(dataset.node_types)
+        if dataset.is_hetero and self.node_type is None:
+            raise ConfigError(f"{dataset.path} is heterogeneous: give the type of the nodes, `node_type` (it has: {types})")
+        if not dataset.is_hetero and self.node_type is not None:
+            raise ConfigError(f"node_type applies to heterogeneous stores, and {dataset.path} has one node type: leave it out")
+
+    def _of_wanted_type(self, subject: _Subject) -> _Subject:
+        """Of a run, whose outputs are of the type that it learned; a layer's are of all types."""
+        wanted, learned = self.node_type, subject.nodes.name
+        if wanted in (None, learned):
+            return subject
+        if self.layer is None or not has_layers(subject.model):
+            raise ConfigError(f"{self.model} gives outputs of {learned}, and node_type = {wanted!r}: leave it out")
+        return replace(subject, nodes=subject.dataset.nodes(wanted))
 
     def class_names(self, subject: _Subject) -> list[str] | None:
         """Names of the model's classes: of the store it was trained on, where that is still there, else of this one."""
@@ -354,15 +379,6 @@ class _Work:
         return [] if self.progress is None else [self.progress]
 
 
-def _check_types(dataset: Dataset) -> None:
-    """Raise ConfigError for a heterogeneous store."""
-    if dataset.is_hetero:
-        raise ConfigError(
-            f"{dataset.path} is heterogeneous, where outputs of all nodes are computed of a run's labelled node type: give the "
-            "directory of a run to `infer`, or call the model on batches of `ooc.NeighborLoader`, with fan-outs of -1"
-        )
-
-
 @contextmanager
 def _of_types(dataset: Dataset, config: NodeConfig, run: Path, num_layers: int | None) -> Iterator[_Subject]:
     """The model of a run on a heterogeneous store, with the embedding tables of its best epoch."""
@@ -380,16 +396,19 @@ def _of_types(dataset: Dataset, config: NodeConfig, run: Path, num_layers: int |
 
 
 def _tables_of(run: Path, dataset: Dataset, shapes: Mapping[str, tuple[int, int]]) -> dict[str, DiskRows]:
-    """The rows of embedding tables that belong to the best parameters of a run."""
-    state = checkpoint.load(run)
+    """The rows of embedding tables that belong to the parameters that `_load` takes."""
+    state, ended = checkpoint.load(run), checkpoint.load(run, MODEL)
     if state is None:
         raise ConfigError(f"{run} has no {checkpoint.CHECKPOINT}, which says of what epoch its embedding tables are")
     if state["store_fingerprint"] != dataset.fingerprint:
         raise ConfigError(f"{run} has embedding tables of the nodes of another store than {dataset.path}: give that store")
-    if state["state"]["best_epoch"] is None:
+    kept = state["state"]["best_epoch"] if ended is None else ended.get("tables", state["state"]["best_epoch"])
+    if kept is None:
         names = ", ".join(shapes)
-        raise ConfigError(f"{run} kept no embedding tables of {names}: an epoch has to be scored on a validation split first")
-    return dict(kept_rows(run / TABLES, shapes, state["state"]["best_epoch"]))
+        raise ConfigError(
+            f"{run} has not ended, nor scored an epoch, and so kept no embedding tables of {names}: resume it (`resume=True`)"
+        )
+    return dict(kept_rows(run / TABLES, shapes, kept))
 
 
 def _agreed(run: Path, store: Path, *, model_class: str | None, allow_code: bool, kind: type[ModelConfig] = NodeConfig) -> Any:

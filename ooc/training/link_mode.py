@@ -65,7 +65,7 @@ class LinkMode(SampledMode):
         return LinkTask.of_links(config)
 
     def _links(self, part: str, batch_size: int, seed: int, **options: Any) -> LinkNeighborLoader:
-        fanout = self.config.fanout if options.get("shuffle") else self.config.eval_fanout
+        fanout = self._neighbors(self.config.fanout if options.get("shuffle") else self.config.eval_fanout)
         sizes: dict[str, Any] = {"edge_split": self.split, "batch_size": batch_size, "seed": seed}
         return LinkNeighborLoader(self.dataset, fanout, part, **sizes, **self._sampling(), **options)
 

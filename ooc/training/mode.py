@@ -172,6 +172,11 @@ class Mode(ABC):
         """Score the model on validation and judge it. What the epoch's line in metrics.jsonl says of it: split -> scores, and
         "best"; nothing where nothing is scored."""
 
+    def ended(self) -> dict[str, Any]:
+        """What the file of the run's model holds besides its parameters, which are the run's now: names of rows on disk that
+        outputs depend on too. `finish` removes those of an earlier end."""
+        return {}
+
     @abstractmethod
     def final_scores(self) -> dict[str, Scores]:
         """Split -> scores of the best model, which is the run's now."""

@@ -193,8 +193,8 @@ class Run:
         """Score the best model, and write it and the summary."""
         if self.best_model is not None:
             self.model.load_state_dict(self.best_model)
-        checkpoint.save(self.config.out, {"model": self.model.state_dict()}, MODEL)
         state, config, mode = self.state, self.config, self.mode
+        checkpoint.save(config.out, {"model": self.model.state_dict(), **mode.ended()}, MODEL)
         result = {
             "metrics": mode.final_scores(),
             "monitor": mode.monitor,

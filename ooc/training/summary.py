@@ -4,7 +4,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from ooc.planning.run_plan import advise, bottleneck, hit_rate
+from ooc.planning.run_plan import advise, bottleneck, hit_rate, read_amplification
 
 PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "numba", "zarr", "lmdb")
 _SECONDS = ("train_seconds", "evaluate_seconds", "checkpoint_seconds", "refresh_seconds")
@@ -99,23 +99,25 @@ def histories(spent: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def account(spent: dict[str, Any], steps_per_epoch: int, row_bytes: int, plan: dict[str, Any] | None) -> dict[str, Any]:
+def account(
+    spent: dict[str, Any], steps_per_epoch: int, row_bytes: int, plan: dict[str, Any] | None, even_rows: bool = True
+) -> dict[str, Any]:
     """What happened beside what was predicted, and what to change; stages count while at least one of their threads works.
 
-    row_bytes: of a row as stored, 0 where rows are in memory; plan: `Plan.asdict`, None where none was made. "actual" has the
-    names of `ooc.planning.run_plan.Prediction`.
+    row_bytes, even_rows: of features, see `ooc.planning.run_plan.RunFacts`; plan: `Plan.asdict`, None where none was made.
+    "actual" has the names of `ooc.planning.run_plan.Prediction`.
     """
     steps, stages = spent["steps"], spent["stages"]
     work = {name: stage["busy_s"] for name, stage in stages.items() if name != "source"}
     seconds_per_epoch = spent["train_seconds"] / steps * steps_per_epoch if steps else None
-    wanted, reading = spent["rows_read"] * row_bytes, work.get("read", 0.0)
+    reading = work.get("read", 0.0)
     feature_bytes = spent["bytes_read"] - spent["edge_bytes_read"]  # edges are read while sampling
     asked_known = spent["rows_asked"] >= spent["rows_read"]  # not where the run was begun by an ooc that did not count them
     actual = {
         "seconds_per_epoch": seconds_per_epoch,
         **{name: spent[name] for name in _COMPARED},
         "hit_rate": hit_rate(spent["rows_read"], spent["rows_asked"]) if row_bytes and asked_known else None,
-        "read_amplification": feature_bytes / wanted if wanted else None,
+        "read_amplification": read_amplification(feature_bytes, spent["rows_read"], row_bytes if even_rows else 0),
         "read_bytes_per_second": feature_bytes / reading if reading and row_bytes else None,
         "stages": work,
         "bottleneck": bottleneck(work) if work else None,

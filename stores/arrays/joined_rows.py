@@ -42,6 +42,11 @@ class JoinedRows(Background):
         """Bytes of one row, of the widest part."""
         return int(self.dtype.itemsize * np.prod(self.shape[1:], dtype=np.int64))
 
+    @property
+    def even(self) -> bool:
+        """Whether the rows of all parts are of the same length."""
+        return len({rows.row_bytes for rows in self.parts.values()}) < 2
+
     def view(self, name: str, rows: AnyArray) -> AnyArray:
         """Rows of these ([n, *row shape]) as rows of the part `name`, over the same memory."""
         part = self.parts[name]

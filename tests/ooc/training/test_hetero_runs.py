@@ -8,20 +8,24 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
+import zarr
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import HeteroConv, SAGEConv
 
 import ooc
 from ooc.cli.main import main
+from ooc.config.modes import load_config
+from ooc.config.nodes import TrainConfig
 from ooc.history.embedding_tables import EmbeddingTables, kept_rows
 from ooc.layerwise import full_neighbor_pass
-from ooc.models.hetero import full_hetero_blocks
+from ooc.models.hetero import build_hetero_model, full_hetero_blocks
+from ooc.models.layers import run_layers
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.stores.build import write_hetero_store
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError
+from ooc.stores.errors import ConfigError, OocError
 from ooc.stores.graph import Graph
 from ooc.training.batch_modes import SampledMode
 from ooc.training.build import make_hetero_model, table_shapes
@@ -43,13 +47,13 @@ def graph_of(data: HeteroData) -> HeteroData:
     return data
 
 
-def write(path: Path, data: HeteroData) -> Path:
+def write(path: Path, data: HeteroData, splits: dict[str, np.ndarray] = SPLITS) -> Path:
     count = sizes(data)
     nodes: dict[str, Any] = {name: {"num_nodes": size} for name, size in count.items()}
     for name in data.node_types:
         if "x" in data[name]:
             nodes[name]["x"] = data[name].x.numpy()
-    nodes["paper"] |= {"y": data["paper"].y.numpy(), "task": "multiclass", "num_classes": CLASSES, "splits": SPLITS}
+    nodes["paper"] |= {"y": data["paper"].y.numpy(), "task": "multiclass", "num_classes": CLASSES, "splits": splits}
     edges = {}
     for key in data.edge_types:
         sources = {} if key[0] == key[2] else {"num_sources": count[key[0]]}
@@ -202,7 +206,6 @@ def test_ones_own_classes_train(store: Path, tmp_path: Path, model: str) -> None
             {"mode": "cluster", "fanout": []},
             "mode cluster trains on homogeneous graphs, and .* is heterogeneous: use mode samp",
         ),
-        ({"evaluate": "layerwise"}, "evaluate = 'layerwise' does not apply to heterogeneous graphs: use 'sampled'"),
         ({"compile": True}, "compile = true does not apply to heterogeneous graphs"),
         ({"precision": "fp16"}, "the embedding tables of author are not trained in fp16: use `precision` fp32 or bf16"),
         ({"node_type": "author"}, r"node_type = 'author': .* has no labels \(node types with labels: paper\)"),
@@ -229,17 +232,113 @@ def test_models_of_heterogeneous_graphs_on_a_homogeneous_store(make_store: MakeS
         train(configure(store, tmp_path / "run", node_type="paper"))
 
 
-def test_plans_and_passes_over_all_nodes_say_what_does_instead(store: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no plan of .*, which is heterogeneous: train with `max_steps=200`"):
-        ooc.plan(store=store, model="rsage", mode="sampled")
-    with pytest.raises(ConfigError, match=r"there is no plan of .*, which is heterogeneous"):
-        ooc.plan(store=store, model="rsage")
+def whole_graph(data: HeteroData, authors: np.ndarray) -> dict[str, Tensor]:
+    """The rows of all nodes, with those of the embedding table."""
+    return {**data.x_dict, "author": torch.from_numpy(authors)}
+
+
+def trained(config: TrainConfig, kept: int | str) -> tuple[nn.Module, np.ndarray]:
+    """The model that a run ended with, in evaluation mode, and the rows of authors that it goes with."""
+    with Dataset.open(config.store) as ds:
+        made, shapes = make_hetero_model(config, ds, "paper", CLASSES).eval(), table_shapes(config, ds)
+    made.load_state_dict(torch.load(config.out / "model.pt", weights_only=True)["model"])
+    (rows,) = kept_rows(config.out / "tables", shapes, kept).values()
+    authors = np.empty(shapes["author"], np.float32)
+    rows.read(np.arange(len(authors)), authors)
+    return made, authors
+
+
+@pytest.mark.parametrize("node_type", [None, "author"])
+def test_rows_of_a_layer_are_those_on_the_whole_graph(
+    store: Path, data: HeteroData, tmp_path: Path, node_type: str | None
+) -> None:
+    """Of the type that the run learned, and of another one without features."""
+    config = configure(store, tmp_path / "run", **{**RUN, "epochs": 1})
+    made, authors = trained(config, train(config)["best_epoch"])
+    blocks = full_hetero_blocks(data.edge_index_dict, sizes(data), 1)
+    with torch.no_grad():
+        expected = run_layers([made.layers[0]], whole_graph(data, authors), blocks)[node_type or "paper"]
+    given = {} if node_type is None else {"node_type": node_type}
+    with ooc.embed(config.out, store, **given) as found:
+        np.testing.assert_allclose(np.asarray(found), expected.numpy(), atol=1e-5, rtol=1e-5)
+    flags = [] if node_type is None else ["--node-type", node_type]
+    assert (
+        main(["embed", str(store), "--checkpoint", str(config.out), "--out", f"{tmp_path}/x.zarr", "--layer", "1", *flags]) == 0
+    )
+    assert zarr.open_array(tmp_path / "x.zarr/x", mode="r").shape == expected.shape
+
+
+def test_rows_that_there_are_not_are_refused_in_one_line(store: Path, tmp_path: Path) -> None:
     config = configure(store, tmp_path / "run", **{**RUN, "epochs": 1})
     train(config)
-    with pytest.raises(ConfigError, match="is heterogeneous, where outputs of all nodes are computed of a run's labelled"):
-        ooc.embed(config.out, store)
-    with pytest.raises(ConfigError, match="is heterogeneous, where outputs of all nodes are computed of a run's labelled"):
-        ooc.infer(nn.Linear(1, 1), store)
+    for message, asked in [
+        ("the model has layers 1 to 2", lambda: ooc.embed(config.out, store, layer=3)),
+        (
+            "gives outputs of paper, and node_type = 'author': leave it out",
+            lambda: ooc.infer(config.out, store, node_type="author"),
+        ),
+        ("is heterogeneous: give the type of the nodes, `node_type`", lambda: ooc.infer(nn.Linear(1, 1), store)),
+        ("no node type 'movie'", lambda: ooc.embed(config.out, store, node_type="movie")),
+    ]:
+        with pytest.raises(OocError, match=message) as raised:
+            asked()
+        assert "\n" not in str(raised.value)
+
+
+def test_a_module_is_computed_for_a_type(store: Path, data: HeteroData) -> None:
+    """With an embedding table of its own, which gets the numbers of nodes."""
+    with Dataset.open(store) as ds:
+        widths = {name: ds.nodes(name).num_features for name in ds.node_types}
+        for node_type in ("venue", "paper"):
+            model = build_hetero_model("rsage", widths, 8, 3, ds.metadata(), node_type, num_nodes=sizes(data)).eval()
+            x = {**data.x_dict, "author": torch.arange(NODES["author"])}
+            with torch.no_grad():
+                expected = model(x, full_hetero_blocks(data.edge_index_dict, sizes(data), 2))
+            with ooc.infer(model, ds, node_type=node_type) as found:
+                np.testing.assert_allclose(np.asarray(found), expected.numpy(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["rsage", "torch_geometric.nn:GraphSAGE"])
+def test_exact_scores_are_those_of_full_neighborhoods(store: Path, tmp_path: Path, model: str) -> None:
+    """Whatever training samples."""
+    settings = {**RUN, "model": model, "epochs": 2, "fanout": [2, 2]}
+    exact = train(configure(store, tmp_path / "a", evaluate="layerwise", **settings))
+    sampled = train(configure(store, tmp_path / "b", eval_fanout=[-1, -1], **settings))
+    assert exact["metrics"] == sampled["metrics"]
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
+def test_a_run_without_scores_has_the_tables_that_it_ended_with(store: Path, data: HeteroData, tmp_path: Path) -> None:
+    """Also when it goes on and is killed, as the file of the model still is of its first end."""
+    store = write(tmp_path / "unscored.ooc", data, {"train": SPLITS["train"]})
+    config = configure(store, tmp_path / "run", **{**RUN, "epochs": 2, "checkpoint_every": 1})
+    train(config)
+    (ended,) = (config.out / "tables").glob("*/ended-*")
+    made, authors = trained(config, ended.name)
+    with torch.no_grad():
+        expected = made(whole_graph(data, authors), full_hetero_blocks(data.edge_index_dict, sizes(data), 2)).numpy()
+    with ooc.infer(config.out, store) as found:
+        np.testing.assert_allclose(np.asarray(found), expected, atol=1e-5, rtol=1e-5)
+    longer = config.model_copy(update={"epochs": 4})
+    with pytest.raises(Killed):
+        train(longer, resume=True, watcher=KillAt(6))
+    with ooc.infer(config.out, store) as found:
+        np.testing.assert_allclose(np.asarray(found), expected, atol=1e-5, rtol=1e-5)
+    train(longer, resume=True)
+    assert [path.name for path in (config.out / "tables").glob("*/*-*")] == ["ended-8"]
+    with ooc.infer(config.out, store) as found:
+        assert not np.allclose(np.asarray(found), expected)
+
+
+def test_the_last_scores_of_an_epoch_cut_short_may_be_the_best(store: Path, data: HeteroData, tmp_path: Path) -> None:
+    """They come after the last checkpoint, which knows nothing of them."""
+    config = configure(store, tmp_path / "run", **{**RUN, "batch_size": 4, "max_steps": 2})
+    assert train(config)["best_epoch"] == 0
+    made, authors = trained(config, "ended-2")
+    with torch.no_grad():
+        expected = made(whole_graph(data, authors), full_hetero_blocks(data.edge_index_dict, sizes(data), 2)).numpy()
+    with ooc.infer(config.out, store) as found:
+        np.testing.assert_allclose(np.asarray(found), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("model", ["rsage", "hgt", "torch_geometric.nn:GraphSAGE", f"{__name__}:OwnTypes"])
@@ -253,13 +352,8 @@ def test_outputs_of_all_nodes_are_those_on_the_whole_graph(
     )
     best = train(config)["best_epoch"]
     assert model != "rsage" or best < 5
-    with Dataset.open(store) as ds:
-        made, shapes = make_hetero_model(config, ds, "paper", CLASSES).eval(), table_shapes(config, ds)
-    made.load_state_dict(torch.load(config.out / "model.pt", weights_only=True)["model"])
-    (rows,) = kept_rows(config.out / "tables", shapes, best).values()
-    authors = np.empty(shapes["author"], np.float32)
-    rows.read(np.arange(len(authors)), authors)
-    x = {**data.x_dict, "author": torch.from_numpy(authors)}
+    made, authors = trained(config, best)
+    x = whole_graph(data, authors)
     edges = full_hetero_blocks(data.edge_index_dict, sizes(data), 2) if ":" not in model else data.edge_index_dict
     with torch.no_grad():
         out = made(x, edges)
@@ -277,7 +371,9 @@ def test_outputs_that_cannot_be_exact_are_refused(store: Path, data: HeteroData,
     config = configure(store, tmp_path / "run", **{**RUN, "checkpoint_every": 1, "batch_size": 4})
     with pytest.raises(Killed):
         train(config, watcher=KillAt(2))
-    with pytest.raises(ConfigError, match="kept no embedding tables of author: an epoch has to be scored"):
+    with pytest.raises(
+        ConfigError, match="has not ended, nor scored an epoch, and so kept no embedding tables of author: resume"
+    ):
         ooc.infer(config.out, store)
     other = write(tmp_path / "other.ooc", graph_of(hetero_data(1, {**WIDTHS, "author": 0})))
     with pytest.raises(ConfigError, match="has embedding tables of the nodes of another store"):
@@ -300,3 +396,53 @@ def test_ooc_init_suggests_a_model_of_heterogeneous_graphs(
     assert "task paper: multiclass; splits train, val, test" in config.read_text()
     assert main(["train", str(store), "--config", str(config), "--out", f"{tmp_path}/run", "--max-steps", "1"]) == 0
     assert (tmp_path / "run/model.pt").exists()
+
+
+def test_fan_outs_by_edge_type(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the command line, from Python with PyG's triples, and in a file: the same run; zeros leave a type out."""
+    flags = [str(store), "--model", "rsage", "--hidden", "8", "--epochs", "1", "--seed", "3", "--no-plan"]
+    cites = ["--fanout", "2,2", "--fanout", "paper:cites:paper=3,0"]
+    assert main(["train", *flags, *cites, "--out", f"{tmp_path}/a"]) == 0
+    given: dict[Any, list[int]] = {"default": [2, 2], ("paper", "cites", "paper"): [3, 0]}
+    ooc.train(store=store, out=tmp_path / "b", model="rsage", hidden=8, epochs=1, seed=3, plan=False, fanout=given)
+    file = tmp_path / "run.toml"
+    file.write_text('[fanout]\ndefault = [2, 2]\n"paper:cites:paper" = [3, 0]\n')
+    assert main(["train", *flags, "--config", str(file), "--out", f"{tmp_path}/c"]) == 0
+    assert curve(tmp_path / "a") == curve(tmp_path / "b") == curve(tmp_path / "c")
+    assert main(["train", "--out", f"{tmp_path}/a", "--resume", "--epochs", "2"]) == 0
+    with Dataset.open(store) as ds:
+        loader = SampledMode(load_config(file, {"store": store, "out": tmp_path / "d", "model": "rsage"}), ds).loader
+        expected = {key: [3, 0] if key[1] == "cites" else [2, 2] for key in ds.edge_types}
+        assert loader.num_neighbors == expected
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("fanout", "message"),
+    [
+        (
+            ["2,2", "paper:likes:paper=3,3"],
+            "for the edge type paper:likes:paper, which the graph has not: it has author:writes",
+        ),
+        (["paper:cites:paper=3,3"], "no fan-out is given for the edge type author:writes:paper: give one for each"),
+        (["2,2", "paper:cites:paper=3"], "fanout paper:cites:paper=3 has 1 number for 2 layers: give one per layer"),
+        (["2,2", "cites=3,3"], "'cites' is no edge type: write source:name:target, as in author:writes:paper=10,5"),
+        (["2,2", "paper:cites:paper=3,x"], "expected a valid integer"),
+        (["2,2", "3,3", "paper:cites:paper=3,3"], "the one of all others is given twice"),
+        (["2,2", "paper:cites:paper=-2,3"], "each number must be -1 (all neighbors), 0 (none) or positive"),
+    ],
+)
+def test_fan_outs_that_do_not_fit(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fanout: list[str], message: str
+) -> None:
+    flags = [text for each in fanout for text in ("--fanout", each)]
+    assert main(["train", str(store), "--model", "rsage", *flags, "--out", f"{tmp_path}/run"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fan_outs_by_edge_type_on_a_homogeneous_store(make_store: MakeStore, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"fan-outs by edge type \(a:b:c\) are of heterogeneous stores, and .* one edge type"):
+        ooc.train(store=make_store(), out=tmp_path / "run", fanout={"a:b:c": [2, 2]})
