@@ -272,7 +272,7 @@ sys.exit(main(sys.argv[2:]))
 """`ooc` with Ctrl-C when the module named first is about to be imported"""
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("module", "verb"),
     [

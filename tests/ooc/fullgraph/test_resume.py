@@ -80,7 +80,7 @@ def killing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, at: int, aft
     monkeypatch.setattr(owner, name, call)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("name", "settings", "placements", "other"), CASES)
 def test_a_killed_step_goes_on(
@@ -119,6 +119,7 @@ def test_a_killed_step_goes_on(
         assert went_on >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager")
 def test_a_step_that_gathers_goes_on_behind_every_range(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

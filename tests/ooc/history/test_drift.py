@@ -69,6 +69,7 @@ def test_drift_is_the_relative_error(store: Path, tmp_path: Path, monkeypatch: p
         assert found.chance == [0.0, 0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gcn", "sage", "gcnii"])
 def test_what_dropout_draws_is_no_drift(large: Path, tmp_path: Path, model: str) -> None:
     """Of a model that did not change there is none but by chance, though what was pushed is far from what is computed anew."""

@@ -275,6 +275,7 @@ def test_an_error_says_what_to_do_without_histories(store: Path, tmp_path: Path)
     assert train(configure(store, tmp_path / "run"), resume=True)["epochs"] == 4
 
 
+@pytest.mark.slow
 def test_what_a_run_tells_of_its_histories(store: Path, tmp_path: Path) -> None:
     kept = train(configure(store, tmp_path / "kept", layers=3, refresh="auto", drift_tolerance=100.0))["histories"]
     assert 0.3 < kept["share_pulled"] < 1

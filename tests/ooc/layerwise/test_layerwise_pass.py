@@ -164,6 +164,7 @@ def test_norms_residuals_and_narrow_layers(make_store: MakeStore, tmp_path: Path
         assert sweep.plan.layers[0].narrow == narrow == sweep.plan.mapped
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_parts")
 def test_results_do_not_depend_on_the_memory(make_store: MakeStore, tmp_path: Path) -> None:
     store = store_of(make_store, weighted=True)

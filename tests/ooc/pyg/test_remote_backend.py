@@ -169,6 +169,7 @@ def test_worker_processes_are_refused_instead_of_hanging(ds):
         next(iter(loader))
 
 
+@pytest.mark.slow
 def test_edge_features_reach_pygs_loader(tmp_path):
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.from_numpy(np.stack(random_edges(N, E)))

@@ -143,6 +143,7 @@ def test_a_hub_in_very_many_subgraphs_keeps_its_coefficients() -> None:
     np.testing.assert_allclose(found, [1, 800_001 / 400, 6 / 3], rtol=1e-6)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("draw", [Draw("walk", 2, 2), Draw("edge", 2), Draw("node", 3)], ids=lambda draw: draw.kind)
 def test_normalised_batches_are_the_whole_graph_on_average(tmp_path: Path, draw: Draw) -> None:
     """Sums and means over in-edges given that a node is there, and the loss: within the error of so many batches."""

@@ -181,6 +181,7 @@ def test_what_is_killed_goes_on_to_the_same_bits(
     assert no_threads()
 
 
+@pytest.mark.slow
 def test_engine_memory_and_how_far_ahead_change_nothing(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(configure(store, tmp_path / "a"))
     train(configure(store, tmp_path / "b", engine="pread", memory=tight(), checkpoint_every=1))

@@ -107,6 +107,7 @@ def test_max_steps_ends_with_scores_and_more_steps_go_on(store: Path, tmp_path: 
     assert curve(config.out) == curve(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_plan_is_made_kept_and_changes_nothing(store: Path, tmp_path: Path) -> None:
     train(configure(store, tmp_path / "whole"))
     for name, more in {"fits": {}, "tight": {"memory": tight()}, "forced": {"placement": "disk"}}.items():
@@ -195,6 +196,7 @@ def test_settings_that_mean_nothing_are_refused(store: Path, tmp_path: Path, set
         load_config(None, {"store": store, "out": tmp_path / "run", "mode": "full", **settings})
 
 
+@pytest.mark.slow
 def test_a_planned_run_keeps_its_plan_goes_on_by_it_and_shows_it(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

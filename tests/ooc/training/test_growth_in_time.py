@@ -132,6 +132,7 @@ def test_late_events_among_those_that_were_seen_end_the_epoch(tmp_path: Path, na
     assert [line["step"] for line in steps] == list(range(len(steps)))
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["tgn", "roland"])
 def test_a_run_that_is_through_goes_on_with_more_epochs_and_chooses_its_best_anew(tmp_path: Path, name: str) -> None:

@@ -123,6 +123,7 @@ def reached(data: HeteroData) -> np.ndarray:
     return np.array(sorted(found["author"]))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("model", ["rsage", "rgcn", "hgt"])
 @pytest.mark.parametrize("killed_at", [1, 4])
 def test_a_killed_run_goes_on_to_the_bit(store: Path, tmp_path: Path, model: str, killed_at: int, on_disk: None) -> None:
@@ -341,6 +342,7 @@ def test_the_last_scores_of_an_epoch_cut_short_may_be_the_best(store: Path, data
         np.testing.assert_allclose(np.asarray(found), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("model", ["rsage", "hgt", "torch_geometric.nn:GraphSAGE", f"{__name__}:OwnTypes"])
 def test_outputs_of_all_nodes_are_those_on_the_whole_graph(
     store: Path, data: HeteroData, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
@@ -367,6 +369,7 @@ def test_outputs_of_all_nodes_are_those_on_the_whole_graph(
     assert pq.read_table(tmp_path / "p.parquet")["class"].to_pylist() == expected.argmax(1).tolist()
 
 
+@pytest.mark.slow
 def test_outputs_that_cannot_be_exact_are_refused(store: Path, data: HeteroData, tmp_path: Path) -> None:
     config = configure(store, tmp_path / "run", **{**RUN, "checkpoint_every": 1, "batch_size": 4})
     with pytest.raises(Killed):

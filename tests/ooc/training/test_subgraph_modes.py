@@ -65,6 +65,7 @@ def test_a_run_is_a_function_of_its_settings_and_resumes_to_the_bit(
         train(again, resume=True)
 
 
+@pytest.mark.slow
 def test_models_of_all_kinds_train(store: Path, tmp_path: Path) -> None:
     for name in ("gcn", "gat", "gin", "gcnii", "appnp", "sgc"):
         for mode in MODES[:2]:

@@ -110,6 +110,7 @@ def test_edgebank_is_ranked_as_tgb_defines_it(store: Path, tmp_path: Path) -> No
             assert found == pytest.approx(ranks_of(np.array(positive), negative))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["tgn", "tgat"])
 def test_kills_reads_and_memory_change_nothing(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str

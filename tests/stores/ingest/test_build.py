@@ -121,6 +121,7 @@ def test_every_file_form_gives_the_same_store(tmp_path: Path, form: str) -> None
     assert tree(tmp_path / "got.ooc") == tree(want)
 
 
+@pytest.mark.slow
 def test_memory_and_threads_do_not_change_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(2)
     names = np.array([f"node-{i}" for i in range(5000)])

@@ -188,6 +188,7 @@ print(len(result.resumed), seen)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_ingest_resumes_to_the_same_bytes(inputs: dict[str, Any], tmp_path: Path) -> None:
     nodes = table_of(inputs, "given", np.arange(N))
 

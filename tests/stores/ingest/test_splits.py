@@ -84,6 +84,7 @@ def test_an_id_out_of_range_is_found_in_any_block(tmp_path: Path) -> None:
         written(tmp_path, {"train": opened}, 20)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(splits, "WINDOW_NODES", 1 << 18)
     monkeypatch.setattr(splits, "READ_ITEMS", 1 << 15)

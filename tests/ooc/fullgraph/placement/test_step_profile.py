@@ -24,6 +24,7 @@ from tests.ooc.fullgraph.exact import NAMES, LossOf, agree, cut_into, gradients,
 MODELS = [*((name, {}) for name in NAMES), ("sage", {"norm": "batch", "residual": True}), ("gat", {"norm": "batch"})]
 
 
+@pytest.mark.slow
 @pytest.mark.cases(2)
 @pytest.mark.parametrize(("name", "settings"), MODELS, ids=lambda value: value if isinstance(value, str) else "-".join(value))
 def test_a_planned_step_is_the_step(
@@ -56,6 +57,7 @@ def made_up(program: Program, rng: np.random.Generator) -> StepProfile:
     return StepProfile(ops, {TensorPlacement.DISK: Speed(2.0**18, 2.0**17)}, 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.cases(2)
 @pytest.mark.parametrize(("name", "settings"), MODELS, ids=lambda value: value if isinstance(value, str) else "-".join(value))
 def test_no_placement_drawn_at_random_is_faster(
