@@ -280,7 +280,7 @@ def _describe(graph: Graph, nodes: _Nodes, **fields: Any) -> Manifest:
         id_kind=nodes.id_kind,
         task=nodes.task,
         num_classes=nodes.num_classes,
-        **fields,
+        **{"class_names": nodes.class_names, **fields},
     )
 
 

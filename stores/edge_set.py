@@ -1,6 +1,7 @@
 """`EdgeSet`: the edges of one type of an open store: their topology, slot columns and features."""
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import cached_property
 from typing import Any, Self
 
@@ -41,7 +42,7 @@ class EdgeSet:
         self.undirected = described.undirected
         """whether every edge was added in both directions"""
         self._place, self._engine, self._verify_reads, self._in_memory = place, engine, verify_reads, in_memory
-        own = self.reverse_of is None or bool(edge_type.arrays)
+        own = self.reverse_of is None or bool(edge_type.arrays or edge_type.task or edge_type.splits)
         owner = edge_type if own or self.reverse_of is None else place.manifest.edge_type(self.reverse_of)
         self._owner, self.names = owner.key, sorted(owner.arrays)
         """names of the edge features"""
@@ -116,12 +117,18 @@ class EdgeSet:
         """
         if self.task is None:
             return None
-        path = names.edge_array("y", self._owner)
-        rows, look = open_zarr_rows(self._place.group(path), path, "mmap", self._verify_reads), None
-        if rows.dtype.kind == "i":
+        look = None
+        if self.task != "regression":
+            path = names.edge_array("y", self._owner)
             top = (self.num_classes or 1) - 1 if self.task == "multiclass" else 1
             look = within(self._place.group(path) / path, -1, top)
-        return whole(rows, look)
+        return self._whole("y", look)
+
+    def _whole(self, name: str, look: Look | None = None) -> AnyArray:
+        """An array with an entry per edge id as a memory map."""
+        path = names.edge_array(name, self._owner)
+        with closing(open_zarr_rows(self._place.group(path), path, "mmap", self._verify_reads)) as rows:
+            return whole(rows, look)
 
     @property
     def splits(self) -> list[str]:
@@ -143,12 +150,12 @@ class EdgeSet:
             raise InputError(
                 f"{self.path} has no split {name!r} of edges{self._of}: there are {', '.join(self.splits) or 'none'}"
             )
-        own = names.edge_array(f"split_{name}", self._owner)
-        single = not (self._place.group(own) / own).exists()
-        path = names.edge_array("split", self._owner) if single else own
-        of_edges = whole(open_zarr_rows(self._place.group(path), path, "mmap", self._verify_reads))
-        wanted = names.SPLIT_CODES[name] if single else 1
-        by_slot: Any = _BySlot(self, of_edges == wanted)
+        own = f"split_{name}"
+        path = names.edge_array(own, self._owner)
+        if (self._place.group(path) / path).exists():
+            by_slot: Any = _BySlot(self, self._whole(own), 1)
+        else:
+            by_slot = _BySlot(self, self._whole("split"), names.SPLIT_CODES[name])
         return Members.of(by_slot)
 
     def close(self) -> None:
@@ -161,17 +168,17 @@ class EdgeSet:
 
 
 class _BySlot:
-    """Which slots have an edge id that is marked, as an array that is made a part at a time; see `EdgeSet.members`."""
+    """Which slots have an edge id with this entry, as an array that is made a part at a time; see `EdgeSet.members`."""
 
-    def __init__(self, edges: EdgeSet, marked: NDArray[np.bool_]) -> None:
-        self._graph, self._once, self._marked = edges.graph, edges.undirected, marked
+    def __init__(self, edges: EdgeSet, of_edges: AnyArray, wanted: int) -> None:
+        self._graph, self._once, self._of_edges, self._wanted = edges.graph, edges.undirected, of_edges, wanted
 
     def __len__(self) -> int:
         return self._graph.num_edges
 
     def __getitem__(self, part: slice) -> NDArray[np.bool_]:
         slot = np.arange(*part.indices(len(self)))
-        found = self._marked[self._graph.edge_ids(slot)]
+        found = np.asarray(self._of_edges[self._graph.edge_ids(slot)] == self._wanted)
         if not self._once:
             return found
         target = np.searchsorted(self._graph.indptr, slot, side="right") - 1

@@ -13,7 +13,7 @@ from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, Rows
 from ooc.stores.arrays.whole import loaded, whole
 from ooc.stores.arrays.zarr_rows import open_zarr_rows
-from ooc.stores.bounds import ascending
+from ooc.stores.bounds import ascending, within
 from ooc.stores.errors import InputError, StoreError
 from ooc.stores.ids import IdMap, identity, rows_by_identity, whole_number
 from ooc.stores.manifest import Graphs, Task
@@ -43,7 +43,7 @@ class GraphSet:
         self._opened: dict[str, Rows] = {}
         self._encodings: dict[str, Encoding] = {}
         self._members: dict[str, Members] = {}
-        self._ids = None if manifest.id_kind is None else IdMap(path / names.GRAPH_IDS, manifest.id_kind)
+        self._ids = None if manifest.id_kind is None else IdMap(path / names.GRAPH_IDS, manifest.id_kind, what="graph")
         try:
             self.ptr, self.edge_ptr = self._bounds(names.GRAPH_PTR, shape[0]), self._bounds(names.GRAPH_EDGE_PTR, shape[1])
             """int64[G + 1] each"""
@@ -117,7 +117,13 @@ class GraphSet:
     @cached_property
     def labels(self) -> AnyArray | None:
         """Labels [G] or [G, C], a memory map in the dtype on disk, as `Dataset.labels`; None without labels."""
-        return whole(self.stored("y")) if "y" in self._manifest.arrays else None
+        if "y" not in self._manifest.arrays:
+            return None
+        rows, look = self.stored("y"), None
+        if rows.dtype.kind == "i":
+            top = (self.num_classes or 1) - 1 if self.task == "multiclass" else 1
+            look = within(self.path / names.graphs_array("y"), -1, top)
+        return whole(rows, look)
 
     @property
     def splits(self) -> list[str]:
@@ -154,13 +160,13 @@ class GraphSet:
 
     def rows_of(self, external: Any) -> NDArray[np.int64]:
         """Return the rows of the graphs with the user's ids `external`, int64[n]. Raises InputError if ids are unknown."""
-        return rows_by_identity(external, len(self), self.path) if self._ids is None else self._ids.rows(external)
+        return rows_by_identity(external, len(self), self.path, "graph") if self._ids is None else self._ids.rows(external)
 
     def row(self, external: Any) -> int:
         """Return the row of the graph with the user's id `external`. Raises InputError if there is none."""
         if self._ids is not None:
             return self._ids.row(external)
-        return int(identity(whole_number(external, self.path), len(self), "graph")[0])
+        return int(identity(whole_number(external, self.path, "graph"), len(self), "graph")[0])
 
     def close(self) -> None:
         """Release files and threads; idempotent."""

@@ -120,9 +120,9 @@ class IdMap:
     (['a', 'b'], 1)
     """
 
-    def __init__(self, path: Path | str, kind: IdKind, node_type: str = NODE) -> None:
-        """Open the databases. Raises StoreError if they are missing or damaged."""
-        self.path = Path(path)
+    def __init__(self, path: Path | str, kind: IdKind, node_type: str = NODE, what: str = "node") -> None:
+        """Open the databases; `what` has the ids. Raises StoreError if they are missing or damaged."""
+        self.path, self.what = Path(path), what
         self.kind: IdKind = kind
         self._environment = environment(path)
         try:
@@ -143,7 +143,7 @@ class IdMap:
 
     def rows(self, external: Any) -> NDArray[np.int64]:
         """Return the rows of external ids, int64[n], in one read transaction. Raises InputError for unknown ids."""
-        return _all_known(self.find(self.parse(external)), external, self.path)
+        return _all_known(self.find(self.parse(external)), external, self.path, self.what)
 
     def parse(self, external: Any) -> Any:
         """Convert ids given as a sequence, array or tensor to those of the store's kind. Raises InputError for another kind."""
@@ -175,9 +175,9 @@ class IdMap:
 
     def _parse(self, external: Any) -> int | str:
         if self.kind == "int":
-            return whole_number(external, self.path)
+            return whole_number(external, self.path, self.what)
         if not 0 < len(str(external).encode()) <= MAX_ID_BYTES:
-            raise _unknown("id", external, self.path)
+            raise _unknown("id", external, self.path, self.what)
         return str(external)
 
     def _get(self, database: Any, keys: list[bytes], requested: Any, what: str) -> list[bytes]:
@@ -187,7 +187,7 @@ class IdMap:
         if len(values) != len(keys):
             have = {key for key, _ in values}
             missing = next(each for each, key in zip(requested, keys, strict=True) if key not in have)
-            raise _unknown(what, missing, self.path)
+            raise _unknown(what, missing, self.path, self.what)
         return [value for _, value in values]
 
 
@@ -228,22 +228,22 @@ class GrownIds:
         self.new.close()
 
 
-def whole_number(external: Any, where: Path) -> int:
+def whole_number(external: Any, where: Path, of: str = "node") -> int:
     """Convert an int or its text to int64. Raises InputError, naming `where`, for anything else."""
     try:
         number = int(external) if isinstance(external, str) else index(external)
     except (TypeError, ValueError):
-        raise InputError(f"no node has the id {external!r}: the ids of {where} are whole numbers") from None
+        raise InputError(f"no {of} has the id {external!r}: the ids of {where} are whole numbers") from None
     if not -(2**63) <= number < 2**63:
-        raise _unknown("id", number, where)
+        raise _unknown("id", number, where, of)
     return number
 
 
-def _unknown(what: str, value: Any, where: Path) -> InputError:
-    return InputError(f"no node has the {what} {value!r} in {where}: check it against the data it was built from")
+def _unknown(what: str, value: Any, where: Path, of: str) -> InputError:
+    return InputError(f"no {of} has the {what} {value!r} in {where}: check it against the data it was built from")
 
 
-def _all_known(rows: NDArray[np.int64], external: Any, where: Path) -> NDArray[np.int64]:
+def _all_known(rows: NDArray[np.int64], external: Any, where: Path, of: str = "node") -> NDArray[np.int64]:
     """Return `rows`. Raises InputError if some of them are -1, naming the first ids."""
     unknown = np.flatnonzero(rows < 0)
     if not len(unknown):
@@ -251,17 +251,17 @@ def _all_known(rows: NDArray[np.int64], external: Any, where: Path) -> NDArray[n
     ids = np.asarray(external)
     values = [ids[at].item() for at in unknown[:3].tolist()]
     if len(unknown) == 1:
-        raise _unknown("id", values[0], where)
+        raise _unknown("id", values[0], where, of)
     shown = ", ".join(map(repr, values)) + (", ..." if len(unknown) > 3 else "")
-    raise InputError(f"{len(unknown):,} of {len(rows):,} ids are of no node in {where}: {shown}; check them against its data")
+    raise InputError(f"{len(unknown):,} of {len(rows):,} ids are of no {of} in {where}: {shown}; check them against its data")
 
 
-def rows_by_identity(external: Any, count: int, where: Path) -> NDArray[np.int64]:
+def rows_by_identity(external: Any, count: int, where: Path, of: str = "node") -> NDArray[np.int64]:
     """Rows of a store without ids.lmdb, whose ids are rows. Raises InputError for ids that are none."""
     ids = np.asarray(external)
     if ids.dtype.kind not in "iu":
-        ids = np.array([whole_number(each, where) for each in external], np.int64)
-    return _all_known(np.where((ids >= 0) & (ids < count), ids, -1).astype(np.int64), external, where)
+        ids = np.array([whole_number(each, where, of) for each in external], np.int64)
+    return _all_known(np.where((ids >= 0) & (ids < count), ids, -1).astype(np.int64), external, where, of)
 
 
 def _database(node_type: str, direction: str) -> bytes:

@@ -65,7 +65,7 @@ def verify(path: str | PathLike[str], progress: Progress | None = None) -> list[
     store = Path(path)
     path = arrays_of(store)
     manifest = read_manifest(path)
-    expected = expected_rows(manifest)
+    expected = expected_rows(manifest) | _edge_splits(path, manifest)
     changed = damaged_metadata(path)
     damages: list[Damage] = []
     opened: dict[str, ShardedRows | ForeignRows] = {}
@@ -124,8 +124,24 @@ def expected_rows(manifest: Manifest) -> dict[str, int | None]:
         own = ["src", "dst", "time", *(["weight"] if manifest.weighted else []), *([] if manifest.time.sorted else ["input"])]
         expected |= {names.event_array(name): events for name in own}
     for edge_type in manifest.edge_types:
-        expected |= {names.edge_array(name, edge_type.key): events for name in edge_type.arrays}
+        labels = ["y"] if edge_type.task is not None else []
+        expected |= {names.edge_array(name, edge_type.key): events for name in (*edge_type.arrays, *labels)}
     return expected
+
+
+def _edge_splits(path: Path, manifest: Manifest) -> dict[str, int | None]:
+    """The arrays of the splits of edges: one, or one a split if they overlap."""
+    found: dict[str, int | None] = {}
+    for edge_type in manifest.edge_types:
+        single, *several = (names.edge_array(name, edge_type.key) for name in ("split", *_own_splits(edge_type)))
+        if several:
+            alone = not any((path / each).exists() for each in several)
+            found |= dict.fromkeys([single] if alone else several)
+    return found
+
+
+def _own_splits(edge_type: EdgeType) -> list[str]:
+    return [f"split_{name}" for name in edge_type.splits]
 
 
 def _rows_of_graph(manifest: Manifest, edge_type: EdgeType) -> dict[str, int | None]:

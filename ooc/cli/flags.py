@@ -202,9 +202,9 @@ INGEST = [
     ),
     Flag("normalize", "none|row|standard", "Normalize features by statistics of the training rows. [none]"),
     Flag("npz", "FILE", "One file with x, y, edge_index and train_mask, val_mask, test_mask."),
-    Flag("pyg", "CLASS", "A PyG data set: Planetoid, or package.module:Class; one graph, or many."),
+    Flag("pyg", "CLASS", "A PyG data set: Planetoid, package.module:Class, or a file (.pt) of graphs by torch.save."),
     Flag("arg", "NAME=VALUE", "An argument of that data set; repeatable.", repeat=True),
-    Flag("ogb", "DIR", "A downloaded data set in OGB's raw layout."),
+    Flag("ogb", "DIR", "A downloaded data set in OGB's raw layout: one graph, also of several types, or many."),
     Flag("graphbolt", "DIR", "An OnDiskDataset of DGL's GraphBolt (metadata.yaml), with one type of nodes and edges."),
     Flag(
         "parts", "INT|auto", "Renumber nodes so that each of this many parts is a range of ids; auto: about 1,000 nodes each."

@@ -14,6 +14,7 @@ from ooc.cli.help import Verb, verb
 from ooc.cli.interrupted import RUN_AGAIN, WHOLE_OR_NOT, after_ctrl_c
 from ooc.cli.messages import name_flags
 from ooc.config import topics
+from ooc.stores.errors import ConfigError
 
 
 @app.command(
@@ -25,6 +26,8 @@ from ooc.config import topics
         --label y --split split --x-cols 'f*' --memory 2GB
     ooc ingest molecules.ooc --edges bonds.parquet --nodes atoms.parquet --graph-id molecule --x-cols 'f*' \\
         --graphs molecules.parquet --graph-label toxic --random-split 0.8,0.1,0.1
+    ooc ingest academic.ooc --nodes paper=papers.parquet --nodes author=authors.csv --label paper=topic \\
+        --edges 'author:writes:paper=writes/*.parquet' --edges paper:cites:paper=cites.parquet --reverse
     ooc ingest papers.ooc --edges edges.npy --num-nodes 40000 --features x=x.npy --labels y.npy --train train.npy
     """,
 )
@@ -105,6 +108,7 @@ def split(
     val: Annotated[Path | None, typer.Option(help="The same for validation.")] = None,
     test: Annotated[Path | None, typer.Option(help="The same for testing.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the splits that the store has.")] = False,
+    node_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Node type to split, of several.")] = None,
 ) -> None:
     """Give a store splits, at random among the labelled nodes or from files.
 
@@ -114,7 +118,8 @@ def split(
     from ooc.pyg.change_store import split as give
 
     with after_ctrl_c(WHOLE_OR_NOT):
-        result = give(store, random_split, seed=seed, train=train, val=val, test=test, replace=replace)
+        files = {"train": train, "val": val, "test": test}
+        result = give(store, random_split, seed=seed, **files, replace=replace, node_type=node_type)
     print(f"{store}: " + ", ".join(f"{name} {count:,}" for name, count in result.sizes.items()) + f" {result.what}s")
     for note in result.notes:
         print(f"note: {name_flags(note)}")
@@ -145,12 +150,13 @@ def compact(store: StoreArgument) -> None:
     epilog="""
     ooc info papers.ooc
     ooc info papers.ooc --id paper_17
+    ooc info academic.ooc --id author:ann
     ooc info papers.ooc --json
     """,
 )
 def info(
     store: StoreArgument,
-    id: Annotated[str | None, typer.Option("--id", help="Look up the row of an external id.")] = None,
+    id: Annotated[str | None, typer.Option("--id", help="Look up the row of an external id; of several types TYPE:ID.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Describe a store, or print the row of an external id."""
@@ -159,12 +165,23 @@ def info(
 
         merge_appended(store, None)
         with Dataset.open(store) as dataset:
-            print(dataset.row(id))
+            print(_row(dataset, id))
         return
     from ooc.stores.info import describe
 
     fields = describe(store)
     print(json.dumps(fields, indent=2, default=str) if as_json else "\n".join(_info_lines(fields)))
+
+
+def _row(dataset: Any, text: str) -> int:
+    """The row of an external id, TYPE:ID in a heterogeneous store."""
+    if not dataset.is_hetero:
+        return int(dataset.row(text))
+    node_type, sign, external = text.partition(":")
+    if not sign:
+        example = f"{dataset.node_types[0]}:{text}"
+        raise ConfigError(f"`id={text!r}`: {dataset.path} has several node types: say of which, as in {example}")
+    return int(dataset.nodes(node_type).row(external))
 
 
 def _info_lines(fields: dict[str, Any]) -> list[str]:
@@ -192,7 +209,7 @@ def _lines_of_graph(fields: dict[str, Any]) -> list[str]:
         f"  task         {fields['task'] or 'none'}" + (f", {_classes(fields)}" if fields["num_classes"] else ""),
         "  splits       " + (", ".join(f"{name} {count:,}" for name, count in fields["splits"].items()) or "none"),
         f"  ids          {'external (ids.lmdb)' if fields['has_ids'] else 'rows'}",
-        f"  edges        {_directions(fields)}",
+        f"  edges        {', '.join([_directions(fields), *_of_labels(fields['edge_types'][0])])}",
         *(_lines_of_graphs(fields["graphs"]) if fields["graphs"] else []),
         *([f"  parts        {_parts(fields['partition'])}"] if fields.get("partition") else []),
         *([f"  events       {fields['time']['events']:,}, {_time(fields['time'])}"] if fields.get("time") else []),
@@ -209,15 +226,21 @@ def _lines_of_types(fields: dict[str, Any]) -> list[str]:
     """A line for each type of nodes and edges of a heterogeneous store."""
     lines = ["  node types"]
     for own in fields["node_types"]:
-        parts = [f"{own['count']:,} nodes", *([f"{own['task']}, {_classes(own)}"] if own.get("task") else [])]
-        parts += [f"{name} {count:,}" for name, count in own["splits"].items()]
+        parts = [f"{own['count']:,} nodes", *_of_labels(own)]
         lines.append(f"    {own['name']:<24} " + ", ".join([*parts, *(["external ids"] if own["id_kind"] else [])]))
     lines.append("  edge types")
     for own in fields["edge_types"]:
         back = own.get("reverse_of")
         parts = [f"{own['count']:,} edges", _directions(own), *([f"times in {own['time']['unit']}"] if own.get("time") else [])]
+        parts += _of_labels(own)
         lines.append(f"    {_shown(own):<24} " + ", ".join([*parts, *([f"reverse of {':'.join(back)}"] if back else [])]))
     return lines
+
+
+def _of_labels(own: dict[str, Any]) -> list[str]:
+    """The task and the sizes of the splits of a type of nodes or edges, if it has labels and splits."""
+    task = [f"{own['task']}, {_classes(own)}"] if own.get("task") else []
+    return task + [f"{name} {count:,}" for name, count in own.get("splits", {}).items()]
 
 
 def _shown(edge_type: dict[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """Building stores from Python: `ooc.ingest` and `ooc.from_data`."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData, TemporalData
 
 LabelKind = Literal["auto", "classification", "regression"]
-_SPLITS = ("train_mask", "val_mask", "test_mask", "graphs.train", "graphs.val", "graphs.test")
-"""arrays of splits, which random ones replace"""
 Dtype = Literal["auto", "float32", "float16", "bfloat16", "int8", "int64"]
 
 
@@ -112,8 +109,8 @@ def ingest(
         id: Its column of ids.
         label: Its column of labels: classes (numbers from 0 on, or names), or numbers to predict. Several columns, of 0 and 1
             (multilabel) or of numbers: "spam,phishing", ["spam", "phishing"] or patterns.
-        task: What labels are: "classification", "regression" (numbers to predict, NaN where unknown), or "auto": a regression
-            where a tenth of the labels or more have a fraction.
+        task: What labels of nodes, edges or graphs are: "classification", "regression" (numbers to predict, NaN where unknown),
+            or "auto": a regression where a tenth of the labels or more have a fraction. By node type and by edge type.
         split: Its column of splits (train, val, test), or boolean ones: "train_mask,val_mask,test_mask".
         graph_id: Its column of each node's graph: a store of many graphs, whose edges join nodes of one graph. `train`, `val`,
             `test` and `random_split` are then of graphs.
@@ -140,7 +137,7 @@ def ingest(
         partitioner: How parts are made.
         order: Order of the nodes: the input's, or by degree.
         npz: File with x, y, edge_index, train_mask, ...; or a SciPy sparse adjacency matrix.
-        pyg: Name of a PyG data set, of one graph or many.
+        pyg: Name of a PyG data set, of one graph or many, or a file (.pt) in which torch.save put a graph or a list of graphs.
         arg: Its arguments.
         ogb: Folder of a downloaded OGB data set.
         graphbolt: Folder of an OnDiskDataset of DGL's GraphBolt, with labels of nodes.
@@ -234,9 +231,9 @@ def from_data(
         The open data set.
 
     Raises:
-        InputError: If `data` is no homogeneous graph with edges, has no events, its arrays do not fit, or a graph of several
-            has no nodes or other attributes than the first.
-        ConfigError: If `time_unit` is given for a graph without times.
+        InputError: If `data` is none of these, has no edges or events, its arrays do not fit, or a graph of several has no
+            nodes or other attributes than the first.
+        ConfigError: If a setting is of no use for `data`, as `time_unit` for a graph without times.
         StoreError: If `path` exists or the disk is full.
 
     >>> ds = ooc.from_data(Planetoid("data", "Cora")[0], "cora.ooc")
@@ -244,10 +241,8 @@ def from_data(
     >>> ds = ooc.from_data(TUDataset("data", "MUTAG"), "mutag.ooc", random_split=(0.8, 0.1, 0.1))
     >>> loader = ooc.GraphLoader(ds, input_graphs="train", batch_size=32, shuffle=True)
     """
-    from ooc.pyg.graph_arrays import arrays_for
-    from ooc.pyg.hetero_arrays import hetero_arrays_of, is_hetero
+    from ooc.pyg.dataset_source import ingest_data
     from ooc.runtime.messages import warn_user
-    from ooc.stores.ingest import ingest as build
 
     settings: dict[str, Any] = {
         "undirected": undirected,
@@ -260,16 +255,6 @@ def from_data(
     settings |= {"parts": parts, "order": order, "allow_nan": allow_nan, "memory": memory, "time_unit": time_unit}
     settings["random_split"] = None if random_split is None else joined(random_split)
     spec = parse(IngestSpec, {"out": Path(path), "pyg": "data", **settings})
-    if is_hetero(data):
-        typed, left_out, hetero = hetero_arrays_of(data, spec)
-        result = build(hetero, progress, typed)
-    else:
-        with arrays_for(data, "data", spec.out) as (found, left_out, time):
-            drawn = _SPLITS if random_split is not None else ()
-            arrays = {name: array for name, array in found.items() if name not in drawn}
-            result = build(spec if time is None else spec.with_times(time), progress, arrays)
-    if left_out:
-        result = replace(result, notes=(f"left out: {', '.join(left_out)}", *result.notes))
-    for note in result.notes:
+    for note in ingest_data(data, "data", spec, progress).notes:
         warn_user(note)
     return Dataset.open(path)

@@ -83,6 +83,7 @@ def split(
     val: FileOrArray | None = None,
     test: FileOrArray | None = None,
     replace: bool = False,
+    node_type: str | None = None,
 ) -> SplitResult:
     """Give a store splits, at random among the labelled nodes or by lists of nodes, in one transaction.
 
@@ -97,12 +98,14 @@ def split(
         val: The same for validation.
         test: The same for testing.
         replace: Replace the splits that the store has.
+        node_type: The type of the nodes to split, in a heterogeneous store.
 
     Returns:
         `SplitResult`: `sizes` (split -> nodes), `notes` about empty and overlapping splits.
 
     Raises:
-        ConfigError: If the store has splits and `replace` is False, or appended data; or if arguments contradict each other.
+        ConfigError: If the store has splits and `replace` is False, or appended data; arguments contradict each other, or there
+            is no such node type.
         InputError: If nodes are out of range or no integers.
         StoreError: If there is no store, the disk is full, or an append or compaction is in progress.
 
@@ -113,4 +116,4 @@ def split(
         raise ConfigError("`seed` is that of a random split: give `random_split` too")
     shares = None if random_split is None else parse_shares(joined(random_split))
     with staged({"train": train, "val": val, "test": test}) as files:
-        return resplit(Path(store), shares, files, seed, replace)
+        return resplit(Path(store), shares, files, seed, replace, node_type)

@@ -32,15 +32,11 @@ def arrays_of(data: Any, name: str) -> DataArrays:
     Tensors of any device, layout and dtype, numpy arrays and memory maps are taken; bfloat16 becomes float32 and sparse rows
     dense, a block at a time. Raises InputError for a graph without edges or with several types, or a stream without events.
     """
-    from torch_geometric.data import Data, TemporalData
+    from torch_geometric.data import TemporalData
 
     if isinstance(data, TemporalData):
         return _events_of(data, name)
-    if not isinstance(data, Data):
-        raise InputError(
-            f"{name} is a {type(data).__name__}: it must be a Data with one graph of one type of nodes and edges, a data "
-            "set or a list of these, or a TemporalData"
-        )
+    check_data(data, name)
     arrays: dict[str, Array | RowBlocks | Path] = {}
     left_out: list[str] = []
     for key, value in data.to_dict().items():
@@ -59,10 +55,19 @@ def arrays_of(data: Any, name: str) -> DataArrays:
     return DataArrays(arrays, left_out)
 
 
+def check_data(data: Any, name: str) -> None:
+    """Raise InputError unless `data` is a graph or a stream of PyG."""
+    from torch_geometric.data import Data, HeteroData, TemporalData
+
+    if not isinstance(data, Data | HeteroData | TemporalData):
+        kinds = "a Data, a HeteroData, a TemporalData, or a data set or a list of Data"
+        raise InputError(f"{name} is a {type(data).__name__}: it must be {kinds}")
+
+
 def edges_of(data: Any, name: str) -> tuple[Array, Array | None]:
     """The edges of a `Data`, integers [2, e], and the weights of those in `adj_t`. Raises InputError without edges."""
-    if data.edge_index is not None:
-        found, weight = as_array(data.edge_index), None
+    if "edge_index" in data:
+        found, weight = as_array(data["edge_index"]), None
     elif "adj_t" in data:
         arrays = _transposed(data.adj_t, name)
         found, weight = arrays["edge_index"], arrays.get("edge_weight")

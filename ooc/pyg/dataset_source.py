@@ -3,20 +3,30 @@
 import importlib
 import json
 import os
+import pickle
 import sys
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ooc.pyg.data_arrays import arrays_of
-from ooc.pyg.graph_arrays import arrays_for
+import torch
+from torch_geometric.data import Data, HeteroData, TemporalData
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
+
+from ooc.pyg.data_arrays import check_data
+from ooc.pyg.graph_arrays import arrays_for, single
 from ooc.pyg.hetero_arrays import hetero_arrays_of, is_hetero
 from ooc.runtime.restoring import working_directory_left
-from ooc.stores.errors import ConfigError
+from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.ingest import IngestResult, IngestSpec
 from ooc.stores.ingest import ingest as build
 from ooc.stores.ingest.duck import Progress
+
+_FILES = (".pt", ".pth")
+"""what torch.save writes"""
+_SPLITS = ("train_mask", "val_mask", "test_mask", "graphs.train", "graphs.val", "graphs.test")
+"""arrays of splits, which random ones replace"""
 
 
 def ingest(spec: IngestSpec, progress: Progress | None = None) -> IngestResult:
@@ -27,19 +37,64 @@ def ingest(spec: IngestSpec, progress: Progress | None = None) -> IngestResult:
     """
     if spec.pyg is None:
         return build(spec, progress)
+    if spec.pyg.endswith(_FILES):
+        return ingest_data(load(spec.pyg, spec.arg), spec.pyg, spec, progress)
     dataset, name, many = read_pyg(spec.pyg, arguments(spec.arg))
-    if not many and is_hetero(dataset):
-        typed, left_out, hetero = hetero_arrays_of(dataset, spec)
+    if not many:
+        check_data(dataset, name)
+    return ingest_data(dataset, name, spec, progress)
+
+
+def ingest_data(data: Any, name: str, spec: IngestSpec, progress: Progress | None = None) -> IngestResult:
+    """Build a store of a `Data`, `HeteroData`, `TemporalData`, or of several graphs, called `name` in messages.
+
+    The notes begin with what is left out. Raises as `ooc.from_data` does.
+
+    >>> ingest_data(data, "data", IngestSpec(out="cora.ooc", pyg="data")).num_nodes
+    """
+    data = single(data)
+    if is_hetero(data):
+        typed, left_out, hetero = hetero_arrays_of(data, spec)
         result = build(hetero, progress, typed)
-        return replace(result, notes=(*_left_out(left_out), *result.notes))
-    with arrays_for(dataset, name, spec.out) if many else nullcontext(arrays_of(dataset, name)) as found:
-        arrays, left_out, time = found
-        result = build(spec if time is None else spec.with_times(time), progress, arrays)
-    return replace(result, notes=(*_left_out(left_out), *result.notes))
+    else:
+        with arrays_for(data, name, spec.out) as (found, left_out, time):
+            drawn = _SPLITS if spec.random_split is not None else ()
+            arrays = {name: array for name, array in found.items() if name not in drawn}
+            result = build(spec if time is None else spec.with_times(time), progress, arrays)
+    return replace(result, notes=(f"left out: {', '.join(left_out)}", *result.notes)) if left_out else result
 
 
-def _left_out(what: list[str]) -> list[str]:
-    return [f"left out: {', '.join(what)}"] if what else []
+def load(path: str, arg: Sequence[str] = ()) -> Any:
+    """Return what torch.save wrote to a file: a `Data`, `HeteroData`, `TemporalData` or a list of graphs, mapped from disk.
+
+    Raises InputError if there is no such file, or it holds other objects, which could run code as they are loaded.
+    """
+    if arg:
+        raise ConfigError(f"`arg` is for the class of a data set, and {path} is a file: leave it out")
+    graphs = [
+        Data,
+        HeteroData,
+        TemporalData,
+        DataEdgeAttr,
+        DataTensorAttr,
+        BaseStorage,
+        NodeStorage,
+        EdgeStorage,
+        GlobalStorage,
+    ]
+    try:
+        with torch.serialization.safe_globals(graphs):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}: check the path") from None
+    except pickle.UnpicklingError:
+        raise InputError(
+            f"{path} does not hold PyG's graphs alone, and other objects could run code: load it in Python, and give the "
+            "graphs to `ooc.from_data`"
+        ) from None
+    except Exception as error:  # a damaged file may raise anything
+        words = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(f"{path} is no file of torch.save, or damaged: {words[0][:200]}") from None
 
 
 def arguments(pairs: list[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch_geometric.data.data import BaseData
 
 from ooc.pyg.data_arrays import DataArrays, arrays_of, as_array, edges_of
 from ooc.stores.errors import InputError
-from ooc.stores.ingest.arrays import Array, RowBlocks
+from ooc.stores.ingest.arrays import Array, RowBlocks, is_taken
 from ooc.stores.ingest.datasets import OF_GRAPHS
 from ooc.stores.io.working import scratch_folder
 from ooc.stores.manifest import SPLIT_CODES
@@ -22,6 +22,8 @@ from ooc.stores.manifest import SPLIT_CODES
 _FLUSH_BYTES = 8 << 20
 _HEADER_BYTES = 128
 _ANY = frozenset(("node", "edge", "graph"))
+_OF_STORE = ("ptr", "edge_ptr", *SPLIT_CODES)
+"""names that attributes of graphs cannot have"""
 _OF_NODES = frozenset(("x", "pos", "z", "node_species"))
 """attributes that are of nodes where their size fits graphs of one node as well"""
 
@@ -34,18 +36,23 @@ def arrays_for(data: Any, name: str, out: Path) -> Iterator[DataArrays]:
     """
     many = _many(data)
     if many is None:
-        yield arrays_of(data[0] if isinstance(data, Dataset) else data, name)
+        yield arrays_of(data, name)
         return
     above = next(folder for folder in out.absolute().parents if folder.is_dir())
     with scratch_folder(above, "ooc-graphs") as folder:
         yield staged_graphs(many, name, folder)
 
 
+def single(data: Any) -> Any:
+    """The only item of a PyG data set of one; other data as they are."""
+    return data[0] if isinstance(data, Dataset) and len(data) == 1 else data
+
+
 def _many(data: Any) -> Iterable[Any] | Mapping[str, Iterable[Any]] | None:
     """The graphs of a `Batch`, a data set, a sequence or an iterator, or these by split; None for anything else."""
     if isinstance(data, Batch):
         return (data.get_example(at) for at in range(data.num_graphs))
-    if isinstance(data, BaseData) or (isinstance(data, Dataset) and len(data) == 1):
+    if isinstance(data, BaseData):
         return None
     return data if isinstance(data, Iterable) or hasattr(data, "__getitem__") else None
 
@@ -184,6 +191,9 @@ class _Staging:
                     shape = ", ".join(map(str, ("rows", *each.shape)))
                     raise InputError(f"{self.name}: y [{shape}] has no row per graph, node or edge; give [1, C] for a graph")
                 self._left_out[key] = f"{each.dtype}, neither a row per node, edge nor graph"
+                continue
+            if what == "graph" and key != "y" and (is_taken(key) or key in _OF_STORE):
+                self._left_out[key] = "the store has another array of that name"
                 continue
             arrays[f"{OF_GRAPHS}{key}" if what == "graph" else key] = each.finish()
         return arrays, [f"{key} ({why})" for key, why in self._left_out.items()]

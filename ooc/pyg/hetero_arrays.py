@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ooc.pyg.data_arrays import as_array, edges_of
-from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.errors import InputError
 from ooc.stores.ingest import HeteroSpec, IngestSpec
 from ooc.stores.ingest.arrays import Array, RowBlocks
-from ooc.stores.ingest.typed_spec import REVERSE, EdgeTypeSpec, NodeTypeSpec
-from ooc.stores.manifest import EdgeKey, check_type_name, show_edge_type
+from ooc.stores.ingest.typed_settings import MASKS, typed_settings
+from ooc.stores.ingest.typed_spec import REVERSE
+from ooc.stores.manifest import EdgeKey, check_type_name
 
 if TYPE_CHECKING:
     from torch_geometric.data import HeteroData
 
 Arrays = dict[str, Array | RowBlocks | Path]
-_MASKS = ("train_mask", "val_mask", "test_mask")
-_TIME = "time"
-"""the attribute of edges that is their time, as PyG's loaders read it"""
 
 
 class HeteroArrays(NamedTuple):
@@ -49,22 +47,14 @@ def hetero_arrays_of(data: "HeteroData", spec: IngestSpec) -> HeteroArrays:
     >>> arrays, left_out, spec = hetero_arrays_of(OGB_MAG("data")[0], IngestSpec(out="mag.ooc", pyg="data"))
     >>> arrays["paper"].keys(), spec.reverse_of
     """
-    for name in ("parts", "order"):
-        if getattr(spec, name) != IngestSpec.model_fields[name].default:
-            raise ConfigError(f"`{name}` is for graphs of one type of nodes and edges: leave it out")
     left_out: list[str] = []
     of_nodes = {name: _node_arrays(data, name, left_out) for name in data.node_types}
     of_edges = {key: _edge_arrays(data, key, left_out) for key in data.edge_types}
     if not of_edges:
         raise InputError("data has no edge types: it cannot be ingested as a graph")
     if spec.random_split is not None:
-        of_nodes = {name: {key: each for key, each in own.items() if key not in _MASKS} for name, own in of_nodes.items()}
-    nodes = {
-        name: _node_spec(spec, name, own, any("y" in each for each in of_nodes.values())) for name, own in of_nodes.items()
-    }
-    edges = {show_edge_type(key): _edge_spec(spec, key, own) for key, own in of_edges.items()}
-    rest: dict[str, Any] = {"out": spec.out, "memory": spec.memory, "reverse": spec.reverse, "pyg": spec.pyg}
-    made = HeteroSpec(**rest, nodes=nodes, edges=edges, reverse_of=_reverses(of_edges))
+        of_nodes = {name: {key: each for key, each in own.items() if key not in MASKS} for name, own in of_nodes.items()}
+    made = typed_settings(spec, of_nodes, of_edges, _reverses(of_edges))
     return HeteroArrays({**of_nodes, **of_edges}, left_out, made)
 
 
@@ -98,28 +88,7 @@ def _as_arrays(store: Any, shown: str, left_out: list[str]) -> Arrays:
     return arrays
 
 
-def _node_spec(spec: IngestSpec, name: str, arrays: Arrays, labelled: bool) -> NodeTypeSpec:
-    shared: dict[str, Any] = {"out": spec.out, "dtype": spec.dtype, "allow_nan": spec.allow_nan, "pyg": spec.pyg}
-    shared |= {"normalize": spec.normalize} if "x" in arrays else {}
-    if "y" in arrays:
-        shared["task"] = spec.task
-    if spec.random_split is not None and ("y" in arrays or not labelled):
-        shared |= {"random_split": spec.random_split, "seed": spec.seed}
-    if spec.split_index is not None and any(mask in arrays for mask in _MASKS):
-        shared["split_index"] = spec.split_index
-    return NodeTypeSpec(**shared)
-
-
-def _edge_spec(spec: IngestSpec, key: EdgeKey, arrays: Arrays) -> EdgeTypeSpec:
-    fields: dict[str, Any] = {"out": spec.out, "dtype": spec.dtype, "allow_nan": spec.allow_nan, "pyg": spec.pyg}
-    fields |= {"undirected": spec.undirected and key[0] == key[2]}
-    fields |= {"drop_duplicates": spec.drop_duplicates, "drop_self_loops": spec.drop_self_loops}
-    fields |= {"weight": "edge_weight"} if "edge_weight" in arrays else {}
-    fields |= {"time": _TIME, "time_unit": spec.time_unit} if _TIME in arrays else {}
-    return EdgeTypeSpec(**fields)
-
-
-def _reverses(edges: dict[EdgeKey, Arrays]) -> dict[str, str]:
+def _reverses(edges: dict[EdgeKey, Arrays]) -> dict[EdgeKey, EdgeKey]:
     """Edge type -> the one that it is the reverse of, edge by edge."""
     found = {}
     for key, arrays in edges.items():
@@ -128,5 +97,5 @@ def _reverses(edges: dict[EdgeKey, Arrays]) -> dict[str, str]:
         if name.startswith(REVERSE) and forth in edges:
             own, its = (np.asarray(each["edge_index"]) for each in (arrays, edges[forth]))
             if own.shape == its.shape and np.array_equal(own[0], its[1]) and np.array_equal(own[1], its[0]):
-                found[show_edge_type(key)] = show_edge_type(forth)
+                found[key] = forth
     return found

@@ -20,10 +20,11 @@ from ooc.stores.growth.newnodes import NewNodes, stage_features
 from ooc.stores.growth.sorting import Column
 from ooc.stores.growth.spec import AppendSpec
 from ooc.stores.growth.versions import alone
-from ooc.stores.ingest.datasets import Inputs, gather
+from ooc.stores.ingest.datasets import gather
 from ooc.stores.ingest.duck import Duck, Progress, silent
 from ooc.stores.ingest.edge_features import rows_of
 from ooc.stores.ingest.ids import EdgeColumns
+from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.times import TimeColumn, time_column
 from ooc.stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, version_of
 

@@ -25,9 +25,9 @@ from ooc.stores.ids import IdMap
 from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest import ids, nodes
 from ooc.stores.ingest import splits as split_files
-from ooc.stores.ingest.datasets import Inputs
 from ooc.stores.ingest.duck import Duck, Progress, silent
 from ooc.stores.ingest.ids import EdgeColumns, EdgeScan
+from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.labels import LabelKind, refuse_infinite
 from ooc.stores.ingest.node_inputs import NodeInputs
 from ooc.stores.ingest.times import TimeColumn, time_column

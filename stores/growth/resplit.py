@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -58,6 +59,7 @@ def resplit(
     files: Mapping[str, Path | str] | None = None,
     seed: int = 0,
     replace: bool = False,
+    node_type: str | None = None,
 ) -> SplitResult:
     """Give the store at `path` other splits, in one transaction: a kill leaves it with the earlier ones.
 
@@ -70,9 +72,10 @@ def resplit(
         files: train, val, test -> npy file of rows or a boolean mask, instead of `shares`.
         seed: Seed of the random splits.
         replace: Whether splits that the store has are replaced.
+        node_type: The type of the nodes to split, in a heterogeneous store.
 
     Raises:
-        ConfigError: If the store has splits and `replace` is false, or appended data; or nothing is given.
+        ConfigError: If the store has splits and `replace` is false, or appended data; nothing is given, or no such node type.
         InputError: If a file does not fit.
         StoreError: If there is no store, the disk is full, or an append or compaction is in progress.
 
@@ -82,13 +85,13 @@ def resplit(
     path = Path(path)
     if (shares is None) == (not files):
         raise ConfigError("give either `random_split`, or `train`, `val` and `test`")
-    if read_manifest(path).is_hetero:  # a folder that is no store gets no locks
-        raise ConfigError(f"{path} is heterogeneous: its node types are given splits when it is ingested")
+    _subject(path, read_manifest(path), node_type)  # a folder that is no store gets no locks
     with alone(path, "growth", wait=False), alone(path, "view", wait=True):
         version = version_of(path)
         root = arrays_of(path, version)
         old = read_manifest(root)
-        _check(path, version, old, files, replace)
+        subject = _subject(path, old, node_type)
+        _check(path, version, old, subject, files, replace)
         remove_unused(path, version, None)  # also what a killed call had written, but not made current
         new = str(int(version or 0) + 1)
         final = path / VERSIONS / new
@@ -96,7 +99,6 @@ def resplit(
         shutil.rmtree(out, ignore_errors=True)
         try:
             out.mkdir(parents=True)
-            subject = _subject(old)
             bits = _drawn(root, subject, shares, seed) if shares is not None else _read(subject, files or {})
             given = [name for name, share in zip(SPLIT_CODES, shares, strict=True) if share] if shares else list(files or {})
             made = write_splits(out, bits, out / "splits.bits", given, place=subject.array, what=subject.what)
@@ -111,20 +113,24 @@ def resplit(
     return SplitResult(made["sizes"], made["notes"], subject.what)
 
 
-def _check(path: Path, version: str, old: Manifest, files: Mapping[str, Path | str] | None, replace: bool) -> None:
+def _check(
+    path: Path, version: str, old: Manifest, subject: "_Subject", files: Mapping[str, Path | str] | None, replace: bool
+) -> None:
     with reading(path, version) as delta:
         if delta is not None and delta.appends:
             raise ConfigError(f"{path} has appended data, which splits would not cover: run `ooc compact {path}` first")
-    there = _subject(old).splits
+    there = subject.splits
     if there and not replace:
         shown = ", ".join(f"{name} {count:,}" for name, count in there.items())
-        raise ConfigError(f"{path} has splits ({shown}): `replace=True` gives it others, and runs on these are not resumed")
+        raise ConfigError(
+            f"{path} has splits{subject.of} ({shown}): `replace=True` gives it others, and runs on these are not resumed"
+        )
     if files and (old.partition is not None or old.order != "input"):
         raise ConfigError(f"the rows of {path} are not in the input's order, so files of rows do not fit: ingest it with them")
 
 
 class _Subject(NamedTuple):
-    """What is split: the nodes of the one type, or the graphs of a store of many."""
+    """What is split: the nodes of a type, or the graphs of a store of many."""
 
     what: Literal["node", "graph"]
     rows: int
@@ -132,12 +138,29 @@ class _Subject(NamedTuple):
     """path of an array by its name"""
     task: Task | None
     splits: dict[str, int]
+    name: str = names.NODE
+    """the node type"""
+
+    @property
+    def of(self) -> str:
+        """The type in messages, "" in a homogeneous store."""
+        return "" if self.name == names.NODE else f" of node type {self.name!r}"
 
 
-def _subject(old: Manifest) -> _Subject:
+def _subject(path: Path, old: Manifest, node_type: str | None) -> _Subject:
+    """What to split of a store. Raises ConfigError unless `node_type` is a type of a heterogeneous store, None of another."""
+    if not old.is_hetero and node_type is not None:
+        raise ConfigError(f"`node_type` is for stores of several types, and {path} has one: leave it out")
     if old.graphs is not None:
         return _Subject("graph", old.graphs.count, names.graphs_array, old.graphs.task, old.graphs.splits)
-    return _Subject("node", old.num_nodes, names.node_array, old.task, old.node_type().splits)
+    if not old.is_hetero:
+        return _Subject("node", old.num_nodes, names.node_array, old.task, old.node_type().splits)
+    there = [each.name for each in old.node_types]
+    if node_type not in there:
+        what = f"no node type {node_type!r}" if node_type else "several node types"
+        raise ConfigError(f"{path} has {what}: give one of {', '.join(there)} as `node_type`")
+    own = old.node_type(node_type)
+    return _Subject("node", own.count, partial(names.node_array, node_type=own.name), own.task, own.splits, own.name)
 
 
 def _split_arrays(root: Path, subject: _Subject) -> list[str]:
@@ -163,10 +186,10 @@ def _drawn(root: Path, subject: _Subject, shares: tuple[float, float, float], se
 
 
 def _described(old: Manifest, root: Path, made: Mapping[str, Any], subject: _Subject) -> Manifest:
-    own: NodeType | Graphs = old.node_type() if old.graphs is None else old.graphs
+    own: NodeType | Graphs = old.node_type(subject.name) if old.graphs is None else old.graphs
     arrays = sorted({*own.arrays} - {*_split_arrays(root, subject)} | {*made["arrays"]})
     if old.graphs is not None:
         return old.model_copy(update={"graphs": old.graphs.model_copy(update={"splits": made["sizes"], "arrays": arrays})})
-    node_type = old.node_type().model_copy(update={"splits": made["sizes"], "arrays": arrays})
+    node_type = old.node_type(subject.name).model_copy(update={"splits": made["sizes"], "arrays": arrays})
     others = [node_type if each.name == node_type.name else each for each in old.node_types]
     return old.model_copy(update={"node_types": others})

@@ -32,7 +32,6 @@ EDGE_FEATURES = {"edge_feat": "edge_attr", "edge_features": "edge_attr"}
 """other names of PyG's edge_attr"""
 _COUNTS = ("num_edges", "num_edges_list", "num_graphs")
 """arrays that hold nothing else"""
-_TAKEN = ("y", "split", "birth")
 _PIECE = 1 << 20
 
 Array = NDArray[Any]
@@ -58,6 +57,11 @@ class Extras:
     nodes: dict[str, str]
     edges: dict[str, str]
     left_out: list[str]
+
+
+def is_taken(name: str) -> bool:
+    """Whether labels, splits or first times have the name of an array of nodes, edges or graphs."""
+    return name in ("y", "split", "birth") or name.startswith("split_")
 
 
 def save_arrays(arrays: Arrays, folder: Path) -> dict[str, str]:
@@ -119,7 +123,7 @@ def extras_of(paths: Mapping[str, str], shown: str, num_nodes: int | None, num_e
         name, array = EDGE_FEATURES.get(key, key), _opened(path, f"{shown}[{key}]")
         of_nodes, of_edges = _rows_of(array, num_nodes), _rows_of(array, num_edges)
         plain = array is not None and array.ndim in (1, 2) and array.dtype.kind in "fiub" and name.isidentifier()
-        if array is None or not plain or not array.size or not (of_nodes or of_edges) or name in _TAKEN:
+        if array is None or not plain or not array.size or not (of_nodes or of_edges) or is_taken(name):
             kind = "no numbers" if array is None else f"{array.dtype} {list(array.shape)}"
             found.left_out.append(f"{key} ({kind})")
         elif of_edges and (not of_nodes or "edge" in key):

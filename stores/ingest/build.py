@@ -15,14 +15,15 @@ from ooc.stores import manifest as names
 from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.build import finish_store
 from ooc.stores.errors import ConfigError, InputError, StoreError
-from ooc.stores.ingest import ids
+from ooc.stores.ingest import ids, ogb
 from ooc.stores.ingest.arrange import MakeSink
 from ooc.stores.ingest.arrays import Arrays, blocks_of
-from ooc.stores.ingest.datasets import Inputs, gather, gather_typed, input_files, refuse_files_twice
+from ooc.stores.ingest.datasets import gather, gather_typed, input_files, refuse_files_twice
 from ooc.stores.ingest.duck import Duck, Progress, silent
 from ooc.stores.ingest.edge_type import EdgeTypeIngest
 from ooc.stores.ingest.graphs import GraphSteps
 from ooc.stores.ingest.ids import EdgeScan
+from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.node_type import End, NodeTypeIngest
 from ooc.stores.ingest.renumber import Renumbering
 from ooc.stores.ingest.spec import IngestResult, IngestSpec
@@ -62,6 +63,7 @@ def ingest(spec: Spec, progress: Progress | None = None, arrays: Arrays | TypedA
     100000000
     """
     begin = time.perf_counter()
+    spec = ogb.typed(spec) if isinstance(spec, IngestSpec) else spec
     if isinstance(spec, IngestSpec) and spec.reverse:
         raise ConfigError("`reverse` adds edge types, and the edges have none: give `undirected`")
     typed: Any = arrays if isinstance(spec, HeteroSpec) or arrays is None else {"": arrays}
@@ -97,7 +99,7 @@ def _files(spec: Spec) -> list[Path]:
         return input_files(spec)
     refuse_files_twice(spec.nodes, "nodes", ["id"])
     refuse_files_twice(spec.edges, "edges", ["src", "dst"])
-    return [path for each in (*spec.nodes.values(), *spec.edges.values()) for path in input_files(each)]
+    return list(dict.fromkeys(path for each in (*spec.nodes.values(), *spec.edges.values()) for path in input_files(each)))
 
 
 def _settings(spec: Spec, arrays: TypedArrays | None) -> str:
@@ -182,9 +184,7 @@ class _Build:
         def found() -> Inputs:
             if of_type is None:
                 return gather(spec, self.duck, steps.stage, arrays, self.progress)
-            shown = f"{spec.pyg or 'data'}[{of_type!r}]"
-            of_edges = isinstance(of_type, tuple)
-            return gather_typed(spec, of_edges, self.duck, steps.stage, arrays, shown, self.progress)
+            return gather_typed(spec, of_type, self.duck, steps.stage, arrays, self.progress)
 
         return Inputs.from_json(steps.run("gather", lambda: found().to_json(), [steps.stage]))
 
@@ -219,7 +219,9 @@ class _Build:
                 raise InputError(f"`num_nodes` is {asked}, but {node.why} has {node.num_nodes} rows: leave it out")
         free = shutil.disk_usage(self.steps.root).free
         largest = max(self.nodes.values(), key=lambda node: node.num_nodes)
-        needed = 8 * sum(edges.target.num_nodes for edges in self.edges.values())
+        added = self.spec.added_reverses
+        bounds = [(edges.target, *([edges.source] if key in added else [])) for key, edges in self.edges.items()]
+        needed = 8 * sum(node.num_nodes for of_edges in bounds for node in of_edges)
         if needed > free:
             raise InputError(
                 f"{largest.num_nodes:,} nodes ({largest.why}) need {format_bytes(needed)} for the offsets of their edges "
@@ -227,12 +229,24 @@ class _Build:
             )
         for node in self.nodes.values():
             node.check_arrays()
+        self._check_tasks()
         normalize = next(iter(self.spec.node_types.values())).normalize
         if normalize != "none" and not any(node.arrays.names for node in self.nodes.values()):
             raise ConfigError(f"`normalize={normalize!r}` scales features, and there are none: leave it out")
         for edges in self.edges.values():
             edges.features.check()
             edges.labels.check()
+
+    def _check_tasks(self) -> None:
+        """Check that something has labels where `task` says what they are."""
+        parts: list[NodeTypeIngest | EdgeTypeIngest] = [*self.nodes.values(), *self.edges.values()]
+        of_graphs = self.graphs is not None and self.graphs.has_labels
+        for part in parts:
+            labelled = of_graphs or any(other.has_labels for other in parts if other.spec is part.spec)
+            if part.spec.task != "auto" and not labelled:
+                raise ConfigError(
+                    f"`task={part.spec.task!r}` says what the labels{part.of} are, and there are none: leave it out"
+                )
 
     def _renumber(self, relations: dict[EdgeKey, str]) -> Renumbering | None:
         """The steps of another order of nodes, of a homogeneous graph: its edges in `relations` get the new rows."""

@@ -1,17 +1,17 @@
 """Whole data sets (npz, OGB's raw layout, arrays in memory), converted to the inputs that plain files would give."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ooc.stores.errors import ConfigError, InputError
-from ooc.stores.ingest import graphbolt
-from ooc.stores.ingest.arrays import EDGE_FEATURES, KEYS, Arrays, extras_of, part_of, save_arrays, sparse_adjacency
+from ooc.stores.ingest import graphbolt, ogb
+from ooc.stores.ingest.arrays import KEYS, Arrays, extras_of, is_taken, part_of, save_arrays, sparse_adjacency
 from ooc.stores.ingest.duck import Duck, Progress
+from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.sources import (
     Table,
     TableFile,
@@ -24,72 +24,24 @@ from ooc.stores.ingest.sources import (
     unpack_npz,
 )
 from ooc.stores.ingest.spec import OF_EVENTS, IngestSpec
-from ooc.stores.manifest import SPLIT_CODES
+from ooc.stores.ingest.typed_settings import EDGE_LABELS
+from ooc.stores.manifest import SPLIT_CODES, EdgeKey
 
-_TABLES = ("edges", "nodes", "label_table", "graph_table")
 OF_GRAPHS = "graphs."
 """prefix of the names of arrays with a row per graph, and of the graphs' offsets `ptr`, among arrays in memory"""
 
 
-@dataclass
-class Inputs:
-    """The inputs after unpacking, as read by later steps; converts to and from JSON for the journal."""
-
-    edges: Table
-    nodes: Table | None = None
-    weight: str | None = None
-    features: dict[str, list[str]] = field(default_factory=dict)
-    """name -> npy files, to be concatenated"""
-    feature_tables: dict[str, Table] = field(default_factory=dict)
-    labels: str | None = None
-    label_table: Table | None = None
-    splits: dict[str, str] = field(default_factory=dict)
-    """train, val, test -> npy of ids or a mask"""
-    num_nodes: int | None = None
-    extra: list[str] = field(default_factory=list)
-    """features that nobody asked for by name: stored as they are"""
-    edge_features: dict[str, list[str]] = field(default_factory=dict)
-    """the same as features, by edge"""
-    edge_tables: dict[str, Table] = field(default_factory=dict)
-    graphs: dict[str, str] = field(default_factory=dict)
-    """of many graphs: ptr, y, train, val, test and others by graph -> npy file"""
-    graph_table: Table | None = None
-    """a row per graph"""
-    edge_labels: str | None = None
-    """npy of them, by edge"""
-    edge_splits: dict[str, str] = field(default_factory=dict)
-    """train, val, test -> npy of edge positions or a mask"""
-    notes: list[str] = field(default_factory=list)
-    """what is left out"""
-    shown: dict[str, str] = field(default_factory=dict)
-    """unpacked file -> its name in messages"""
-
-    def of_graphs(self, spec: IngestSpec) -> bool:
-        """Whether there are many graphs, whose arrays of one dimension stay so, as in the batches of PyG's DataLoader."""
-        return spec.graph_id is not None or bool(self.graphs)
-
-    def name(self, path: str) -> str:
-        return self.shown.get(path, path)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        tables: dict[str, Any] = {key: Table.from_json(value[key]) for key in _TABLES if value[key]}
-        for part in ("feature_tables", "edge_tables"):
-            tables[part] = {key: Table.from_json(table) for key, table in value[part].items()}
-        return cls(**{**value, **tables})
-
-
 def gather_typed(
-    spec: IngestSpec, of_edges: bool, duck: Duck, stage: Path, arrays: Arrays | None, shown: str, progress: Progress
+    spec: IngestSpec, of_type: str | EdgeKey, duck: Duck, stage: Path, arrays: Arrays | None, progress: Progress
 ) -> Inputs:
-    """Find, check and unpack the inputs of one type of nodes or edges; `arrays`, called `shown`, are its own."""
+    """Find, check and unpack the inputs of one type of nodes or edges; `arrays` are its own."""
+    if spec.ogb is not None:
+        raw = ogb.OgbFolder(spec.ogb, duck, stage, progress)
+        return raw.of_nodes(of_type) if isinstance(of_type, str) else raw.of_edges(of_type)
     if arrays is None:
         return _from_files(spec, duck, stage, progress)
-    paths = save_arrays(arrays, stage / "arrays")
-    if of_edges:
+    shown, paths = f"{spec.pyg or 'data'}[{of_type!r}]", save_arrays(arrays, stage / "arrays")
+    if isinstance(of_type, tuple):
         return _from_edge_arrays(paths, shown, spec.time, spec.weight, stage)
     inputs = Inputs(Table((), {}, text=False))
     if "num_nodes" in paths:
@@ -142,9 +94,7 @@ def input_files(spec: IngestSpec) -> list[Path]:
     if spec.graphbolt is not None:
         files += graphbolt.files_of(spec.graphbolt, graphbolt.read_metadata(spec.graphbolt))
     if spec.ogb is not None:
-        if not (spec.ogb / "raw").is_dir():
-            raise InputError(f"{spec.ogb} has no folder raw/: give the data set's folder, as ogb unpacks it")
-        files += sorted(path for path in spec.ogb.rglob("*") if path.is_file() and path.suffix in (".gz", ".npz", ".csv"))
+        files += ogb.files_of(spec.ogb)
     return files
 
 
@@ -247,19 +197,19 @@ def _from_edge_arrays(paths: dict[str, str], shown: str, time: str | None, weigh
     left_out = []
     for key, array in opened.items():
         fits = array.ndim in (1, 2) and len(array) == file.rows and array.size
-        if fits and key.isidentifier() and key not in OF_EVENTS:
+        if fits and key.isidentifier() and key not in OF_EVENTS and not (count is None and is_taken(key)):
             inputs.edge_features[key] = [paths[key]]
         else:
             left_out.append(f"{key} ({array.dtype} {list(array.shape)})")
     if left_out:
-        what = "events" if time is not None else "edges"
+        what = "events" if count is not None else "edges, or have a name that the store takes"
         inputs.notes.append(f"{shown}: left out, as they are no columns of {what}: {', '.join(left_out)}")
     return inputs
 
 
 def _without_labels(inputs: Inputs, opened: dict[str, NDArray[Any]], paths: dict[str, str]) -> dict[str, NDArray[Any]]:
     """The arrays of edges without their labels and splits, which `inputs` gets."""
-    label = next((key for key in ("edge_y", "y") if key in opened), None)
+    label = next((key for key in EDGE_LABELS if key in opened), None)
     inputs.edge_labels = None if label is None else paths[label]
     masks = {split: mask for split in SPLIT_CODES for mask in (f"edge_{split}_mask", f"{split}_mask") if mask in opened}
     inputs.edge_splits = {split: paths[mask] for split, mask in masks.items()}
@@ -315,92 +265,13 @@ def _count(array: NDArray[Any], shown: str) -> int:
 
 
 def _from_ogb(folder: Path, duck: Duck, stage: Path, progress: Progress) -> Inputs:
-    raw = folder / "raw"
-    if (raw / "data.npz").exists():
-        paths = {key: str(path) for key, path in unpack_npz(raw / "data.npz", stage / "npz").items()}
-        if (raw / "node-label.npz").exists():
-            labels = unpack_npz(raw / "node-label.npz", stage / "labels")
-            paths["node_label"] = str(_pick(labels, "y", raw / "node-label.npz"))
-        inputs = _from_npys(paths, str(raw / "data.npz"), stage)
-    else:
-        inputs = _ogb_tables(raw, duck, stage, progress)
-    inputs.splits = _ogb_splits(folder, duck, stage, progress)
-    inputs.shown |= {path: f"{folder}/split/*/{Path(path).stem}.csv.gz" for path in inputs.splits.values()}
+    raw, found = folder / "raw", ogb.OgbFolder(folder, duck, stage, progress)
+    if not (raw / "data.npz").exists():
+        return found.inputs()
+    paths = {key: str(path) for key, path in unpack_npz(raw / "data.npz", stage / "npz").items()}
+    if (raw / "node-label.npz").exists():
+        labels = unpack_npz(raw / "node-label.npz", stage / "labels")
+        paths["node_label"] = str(_pick(labels, "y", raw / "node-label.npz"))
+    inputs = _from_npys(paths, str(raw / "data.npz"), stage)
+    found.put_splits(inputs)
     return inputs
-
-
-def _ogb_tables(raw: Path, duck: Duck, stage: Path, progress: Progress) -> Inputs:
-    def table(name: str) -> Table | None:
-        for path in (raw / f"{name}.csv.gz", raw / f"{name}.csv"):
-            if path.exists():
-                return open_table(duck, str(path), stage / name, False, (), progress)
-        return None
-
-    edges = table("edge")
-    if edges is None:
-        raise InputError(f"{raw} has neither edge.csv.gz nor data.npz: it is not OGB's raw layout of a node data set")
-    inputs = Inputs(edges, label_table=table("node-label"))
-    counts = table("num-node-list")
-    if counts is not None:
-        values = duck.rows(f"SELECT {counts.whole('column0')} FROM {counts.relation()}")
-        if len(values) != 1 or values[0][0] is None:
-            raise InputError(f"{counts.shown} must hold one number, the nodes of the one graph; it has {len(values)} rows")
-        inputs.num_nodes = int(values[0][0])
-    if (features := table("node-feat")) is not None:
-        inputs.feature_tables["x"] = features
-    label_rows = inputs.label_table
-    count = inputs.num_nodes or next((each.rows for each in (features, label_rows) if each is not None), None)
-    for name in sorted({path.name.split(".")[0] for path in (*raw.glob("*.csv.gz"), *raw.glob("*.csv"))} - set(_OGB)):
-        if (extra := table(name)) is not None:
-            _place_extra(inputs, name.replace("-", "_"), extra, count)
-    return inputs
-
-
-_OGB = ("edge", "node-feat", "node-label", "num-node-list", "num-edge-list")
-"""tables of OGB's raw layout with a meaning of their own"""
-
-
-def _place_extra(inputs: Inputs, name: str, table: Table, num_nodes: int | None) -> None:
-    """Put another table of OGB's to the features of edges or of nodes, by its rows."""
-    name = EDGE_FEATURES.get(name, name)
-    if name.isidentifier() and table.rows == inputs.edges.rows and (table.rows != num_nodes or "edge" in name):
-        inputs.edge_tables[name] = table
-    elif name.isidentifier() and table.rows == num_nodes:
-        inputs.feature_tables[name] = table
-        inputs.extra.append(name)
-    else:
-        inputs.notes.append(f"{table.shown}: left out, as its {table.rows:,} rows are neither of nodes nor of edges")
-
-
-def _ogb_splits(folder: Path, duck: Duck, stage: Path, progress: Progress) -> dict[str, str]:
-    found = sorted(path for path in (folder / "split").glob("*") if path.is_dir())
-    if len(found) > 1:
-        listed = ", ".join(path.name for path in found)
-        raise InputError(f"{folder}/split has several splits ({listed}): leave the one you want")
-    splits = {}
-    for ours, theirs in (("train", "train"), ("val", "valid"), ("test", "test")):
-        for path in (part / f"{theirs}.csv.gz" for part in found):
-            if not path.exists():
-                continue
-            table = open_table(duck, str(path), stage / f"split-{theirs}", False, (), progress)
-            target = stage / f"{theirs}.npy"
-            _save_numbers(duck, table, target)
-            splits[ours] = str(target)
-    return splits
-
-
-def _save_numbers(duck: Duck, table: Table, path: Path) -> None:
-    """Write a table's only column as npy int64[rows] in batches. Raises InputError if it has other values than integers."""
-    at = 0
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (table.rows,)})
-        for batch in duck.stream(f"SELECT {table.whole('column0')} AS n FROM {table.relation()}"):
-            column = batch.column(0)
-            if column.null_count:
-                bad = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-                raise InputError(f"{table.where(at + bad)}: not a whole number")
-            file.write(column.to_numpy().astype("<i8", copy=False).data)
-            at += len(column)
-
-
-__all__ = ["Inputs", "TableFile", "gather", "input_files"]

@@ -15,9 +15,9 @@ from ooc.stores.arrays.encoding import scale_name
 from ooc.stores.ingest import nodes
 from ooc.stores.ingest.arrange import MakeSink
 from ooc.stores.ingest.columns import match_columns, refuse_no_numbers, table_rows
-from ooc.stores.ingest.datasets import Inputs
 from ooc.stores.ingest.duck import Duck, Progress
 from ooc.stores.ingest.ids import EdgeColumns
+from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.sources import find
 from ooc.stores.ingest.spec import IngestSpec
 from ooc.stores.ingest.steps import Steps

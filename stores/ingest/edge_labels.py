@@ -12,9 +12,9 @@ from ooc.stores import manifest as names
 from ooc.stores.ingest import labels, nodes
 from ooc.stores.ingest import splits as split_files
 from ooc.stores.ingest.arrange import MakeSink
-from ooc.stores.ingest.datasets import Inputs
 from ooc.stores.ingest.duck import Duck
 from ooc.stores.ingest.ids import EdgeColumns
+from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.spec import IngestSpec
 from ooc.stores.ingest.steps import Steps
 from ooc.stores.manifest import HOMOGENEOUS, EdgeKey
@@ -63,7 +63,7 @@ class EdgeLabels:
 
     def check(self) -> None:
         """Check that labels and splits fit, before the long work starts."""
-        assert self.rows is None or self.rows.count == self.columns.table.rows
+        _ = self.rows
         if self.spec.edge_split is not None:
             split_files.split_columns(self.columns.table, self.spec.edge_split)
 
@@ -105,7 +105,7 @@ class EdgeLabels:
         if self.spec.edge_split is not None:
             return split_files.bits_of_table(self.duck, table, self.spec.edge_split)
         opened = {
-            name: split_files.open_split(path, self.inputs.name(path), table.rows, None)
+            name: split_files.open_split(path, self.inputs.name(path), table.rows, None, "edge")
             for name, path in self.inputs.edge_splits.items()
         }
         return split_files.bits_of(opened, table.rows)

@@ -11,7 +11,6 @@ from ooc.stores.errors import InputError
 from ooc.stores.ingest import edges as csc
 from ooc.stores.ingest import ids
 from ooc.stores.ingest.arrange import MakeSink
-from ooc.stores.ingest.datasets import Inputs
 from ooc.stores.ingest.duck import Duck, Progress
 from ooc.stores.ingest.edge_features import EdgeFeatures
 from ooc.stores.ingest.edge_labels import NONE as NO_LABELS
@@ -19,6 +18,7 @@ from ooc.stores.ingest.edge_labels import EdgeLabels
 from ooc.stores.ingest.edges import Check
 from ooc.stores.ingest.events import Events
 from ooc.stores.ingest.ids import NO_EDGES, Bound, EdgeColumns, EdgeScan, IdTable
+from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.node_type import NodeTypeIngest
 from ooc.stores.ingest.spec import IngestSpec
 from ooc.stores.ingest.steps import Steps
@@ -60,6 +60,15 @@ class EdgeTypeIngest:
     def sources(self) -> int | None:
         """Number of sources of a bipartite graph."""
         return None if self.source is self.target else self.source.num_nodes
+
+    @property
+    def of(self) -> str:
+        """The type in messages, "" in a homogeneous graph."""
+        return "" if self.key == HOMOGENEOUS else f" of edge type {show_edge_type(self.key)}"
+
+    @property
+    def has_labels(self) -> bool:
+        return self.labels.rows is not None
 
     @property
     def by_time(self) -> bool:
@@ -198,9 +207,7 @@ class EdgeTypeIngest:
         """Steps edge features NAME, edge labels and edge splits."""
         self.made["features"] = self.features.write(self._make_sink)
         labels = self.labels.write(self._make_sink)
-        self.notes = [f"{note} of edge type {show_edge_type(self.key)}" for note in labels.get("notes", ())]
-        if self.key == HOMOGENEOUS:
-            self.notes = list(labels.get("notes", ()))
+        self.notes = [f"{note}{self.of}" for note in labels.get("notes", ())]
         self.made["labels"] = {name: labels[name] for name in NO_LABELS}
 
     def _make_sink(self) -> MakeSink:

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from ooc.stores import manifest as names
 from ooc.stores.arrays.zarr_rows import open_zarr_rows
 from ooc.stores.arrays.zarr_write import write_array
-from ooc.stores.errors import InputError
+from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest import ids, nodes
 from ooc.stores.ingest import labels as label_rows
 from ooc.stores.ingest import splits as split_files
-from ooc.stores.ingest.datasets import Inputs
 from ooc.stores.ingest.duck import Duck, Progress
+from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.random_split import random_bits
 from ooc.stores.ingest.sources import Table, TableFile, first, open_array
 from ooc.stores.ingest.spec import IngestSpec
@@ -50,6 +50,10 @@ class GraphSteps:
         """Step graphs. Raises InputError for a node without a graph, a graph without nodes, and ids listed twice."""
         found = self.steps.run("graphs", self._find, [self._ptr, self._list, self._of_node])
         self.count, self.kind, self.mapped, self.grouped = (found[key] for key in ("count", "kind", "mapped", "grouped"))
+
+    @property
+    def has_labels(self) -> bool:
+        return "y" in self.inputs.graphs or self.spec.graph_label is not None
 
     @property
     def ptr(self) -> Ints:
@@ -210,6 +214,8 @@ class GraphSteps:
     def splits(self) -> dict[str, Any]:
         """Step graph splits: {sizes: {split: graphs}, arrays: [names], notes: [lines]}."""
         given = [name for name in names.SPLIT_CODES if name in self.inputs.graphs]
+        if self.spec.split_index is not None and not given:
+            raise ConfigError("`split_index` chooses among the splits of masks, and there are none: leave it out")
         if self.spec.shares is not None:
             given = [name for name, share in zip(names.SPLIT_CODES, self.spec.shares, strict=True) if share]
         elif self.spec.graph_split is not None:

@@ -87,7 +87,7 @@ def label_rows(
     words = categories_of(duck, table, column, "codes")
     if len(words["values"]) > max(MOST_CLASSES, held // 2):
         raise InputError(
-            f"{table.shown} column {column!r} names {len(words['values']):,} classes for {held:,} nodes; labels name a class"
+            f"{table.shown} column {column!r} names {len(words['values']):,} classes in {held:,} rows; labels name a class"
         )
     return table_rows(duck, table, columns, {column: words})
 
@@ -122,7 +122,7 @@ def look_at_labels(rows: Rows, num_nodes: int, names: list[str] | None = None, a
     if mistake is not None:
         raise InputError(mistake)
     if greatest < 0:
-        raise InputError(f"{rows.shown} labels no node at all: every value is -1 or NaN")
+        raise InputError(f"{rows.shown} has no labels: every value is -1 or NaN")
     if width:
         return Labels("multilabel", width, width, names)
     if rows.categories:
@@ -140,7 +140,7 @@ def _targets(rows: Rows, names: list[str] | None) -> Labels:
         any_known |= bool(known(block, "regression").any())
         done += len(block)
     if not any_known:
-        raise InputError(f"{rows.shown} labels no node at all: every value is NaN or empty")
+        raise InputError(f"{rows.shown} has no labels: every value is NaN or empty")
     width = rows.width if not rows.columns or (rows.width or 1) > 1 else None
     return Labels("regression", width or 1, width, names)
 

@@ -16,8 +16,8 @@ from ooc.stores.ingest import labels as label_rows
 from ooc.stores.ingest import nodes
 from ooc.stores.ingest import splits as split_files
 from ooc.stores.ingest.arrange import MakeSink, Training, in_input_order
-from ooc.stores.ingest.datasets import Inputs
 from ooc.stores.ingest.duck import Duck, Progress
+from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.node_inputs import NodeInputs
 from ooc.stores.ingest.random_split import random_bits
 from ooc.stores.ingest.spec import IngestSpec

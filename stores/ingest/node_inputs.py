@@ -6,8 +6,8 @@ from typing import Any
 
 from ooc.stores.ingest import columns, nodes
 from ooc.stores.ingest import labels as label_columns
-from ooc.stores.ingest.datasets import Inputs
 from ooc.stores.ingest.duck import Duck
+from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.spec import IngestSpec
 
 Words = Mapping[str, Mapping[str, Any]]

@@ -8,14 +8,14 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from ooc.stores import manifest as names
-from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.errors import InputError
 from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest import ids
 from ooc.stores.ingest.arrange import MakeSink
-from ooc.stores.ingest.datasets import Inputs
 from ooc.stores.ingest.duck import Duck, Progress
 from ooc.stores.ingest.graphs import GraphSteps
 from ooc.stores.ingest.ids import EdgeColumns, EdgeScan, EndScan
+from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.node_arrays import NodeArrays
 from ooc.stores.ingest.node_inputs import NodeInputs
 from ooc.stores.ingest.sources import Table
@@ -88,6 +88,10 @@ class NodeTypeIngest:
         rows_of_labels = self.arrays.labels()
         return None if rows_of_labels is None else (rows_of_labels.count, rows_of_labels.shown)
 
+    @property
+    def has_labels(self) -> bool:
+        return self.arrays.labels() is not None
+
     def choose_kind(self, ends: Sequence[End]) -> IdKind:
         """Determine whether ids are whole numbers or text, from all columns that hold them."""
         table, kinds = self.inputs.nodes, set()
@@ -141,12 +145,10 @@ class NodeTypeIngest:
         return f"SELECT id, file_row_number AS row FROM {sql.parquet([self.steps.stage / 'ids.parquet'], position=True)}"
 
     def check_arrays(self) -> None:
-        """Check that every node array has one row per node, and that labels are there if something is said of them."""
+        """Check that every node array has one row per node."""
         for rows in [*(self.arrays.features(name) for name in self.arrays.names), self.arrays.labels()]:
             if rows is not None:
                 rows.expect(self.num_nodes, self.why)
-        if self.spec.task != "auto" and self.arrays.labels() is None:
-            raise ConfigError(f"`task={self.spec.task!r}` says what the labels are, and there are none: leave it out")
 
     def write(self, make_sink: MakeSink, new: NDArray[Any] | None, time: TimeColumn | None, graphs: GraphSteps | None) -> None:
         """Steps splits, labels, features and births.

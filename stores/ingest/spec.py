@@ -19,7 +19,7 @@ BY_NODE_TYPE = (
     *("nodes", "num_nodes", "id", "label", "split", "x_cols", "one_hot", "codes", "features", "labels"),
     *("task", "train", "val", "test", "random_split", "split_index"),
 )
-BY_EDGE_TYPE = ("edges", "src", "dst", "weight", "time", "edge_features", "edge_label", "edge_split")
+BY_EDGE_TYPE = ("edges", "src", "dst", "weight", "time", "edge_features", "edge_label", "edge_split", "task")
 """fields that an ingest of several types has by type; see `ooc.stores.ingest.typed_spec`"""
 
 
@@ -122,9 +122,11 @@ class IngestSpec(BaseModel):
     """order of the nodes (within parts): the input's, or by number of out-edges, largest first"""
     npz: Path | None = None
     pyg: str | None = None
+    """class of torch_geometric.datasets, `package.module:Class`, or a file (.pt) in which torch.save put graphs"""
     arg: list[str] = []
     """NAME=VALUE arguments of the PyG data set"""
     ogb: Path | None = None
+    """folder in OGB's raw layout: of one graph, also of several types, or of many graphs"""
     graphbolt: Path | None = None
     """folder of DGL GraphBolt's OnDiskDataset (metadata.yaml), with one type of nodes and edges"""
     memory: str | int = "2GB"
@@ -155,7 +157,7 @@ class IngestSpec(BaseModel):
             for name, default in (("src", "src"), ("dst", "dst"), ("id_type", "auto")):
                 if getattr(self, name) != default:
                     self._refuse(given[0], (name,))
-        if self.reverse and self.pyg is None:
+        if self.reverse and self.pyg is None and self.ogb is None:
             raise ConfigError("`reverse` adds edge types, and the edges have none: give `undirected`, or `edges` by type")
         self._check_nodes()
         self._check_graphs()

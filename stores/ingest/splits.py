@@ -48,7 +48,7 @@ def open_split(path: str, shown: str, num_nodes: int, split_index: int | None, w
     """
     array = open_array(Path(path), shown)
     if array.dtype == bool or _is_mask(array, num_nodes):
-        return _mask(array, shown, num_nodes, split_index)
+        return _mask(array, shown, num_nodes, split_index, what)
     if split_index is not None:
         raise InputError(f"`split_index` chooses among masks [S, N], but {shown} holds {array.dtype} {list(array.shape)}")
     if array.dtype.kind not in "iu" or array.ndim != 1:
@@ -75,10 +75,10 @@ def _is_mask(array: NDArray[Any], num_nodes: int) -> bool:
     return all(((block == 0) | (block == 1)).all() for block in blocks)
 
 
-def _mask(array: NDArray[Any], shown: str, num_nodes: int, split_index: int | None) -> Split:
+def _mask(array: NDArray[Any], shown: str, num_nodes: int, split_index: int | None, what: str) -> Split:
     if array.ndim == 2:
         if num_nodes not in array.shape:
-            raise InputError(f"{shown} has shape {list(array.shape)}, neither side of which is the {num_nodes} nodes")
+            raise InputError(f"{shown} has shape {list(array.shape)}, neither side of which is the {num_nodes} {what}s")
         masks = array.T if array.shape[1] == num_nodes else array  # [N, S]
         count = masks.shape[1]
         if split_index is None and count > 1:
@@ -88,7 +88,7 @@ def _mask(array: NDArray[Any], shown: str, num_nodes: int, split_index: int | No
     elif split_index is not None:
         raise InputError(f"`split_index` chooses among masks [S, N], but {shown} has shape {list(array.shape)}; leave it out")
     elif array.shape != (num_nodes,):
-        raise InputError(f"{shown} is a mask of shape {list(array.shape)}, but there are {num_nodes} nodes")
+        raise InputError(f"{shown} is a mask of shape {list(array.shape)}, but there are {num_nodes} {what}s")
     else:
         masks = array[:, None]
     step = max(1, READ_ITEMS // masks.shape[1])
@@ -125,10 +125,12 @@ def split_columns(table: Table, wanted: str) -> dict[str, str]:
     for column in names:
         code = _WORDS.get(re.split(r"[^a-z]", table.column(column, "splits").lower())[0])
         if code is None:
-            raise InputError(f"`split={column!r}`: a boolean column's name begins with train, val or test, as in train_mask")
+            raise InputError(
+                f"{table.shown} column {column!r}: a boolean column's name begins with train, val or test, as in train_mask"
+            )
         found[next(name for name, each in SPLIT_CODES.items() if each == code)] = column
     if len(found) < len(names):
-        raise InputError(f"`split={wanted!r}` names two columns for one split: give one for each of train, val and test")
+        raise InputError(f"{table.shown}: {wanted!r} names two columns for one split: give one for each of train, val and test")
     return found
 
 

@@ -53,6 +53,7 @@ class Steps:
         try:
             with disk_errors(self.root):
                 self._done = self._read()
+                self._earlier = frozenset(self._done)
                 remove(self.spill)
                 for path in (self.store, self.stage, self.spill):
                     path.mkdir(exist_ok=True)
@@ -70,7 +71,8 @@ class Steps:
         """Return the recorded result (JSON) of step `name`, or run `work()` after removing `outputs`."""
         name += self._label
         if name in self._done:
-            self.resumed.append(name)
+            if name in self._earlier and name not in self.resumed:
+                self.resumed.append(name)
             return self._done[name]
         with disk_errors(self.root):
             for path in outputs:

@@ -24,9 +24,11 @@ _OF_ONE = (
 _OF_TABLES = ("header", "id_type", "drop_missing", "allow_nan", "dtype")
 _OF_NODES, _OF_EDGES = (*_OF_TABLES, "normalize"), (*_OF_TABLES, "drop_duplicates", "drop_self_loops", "time_unit")
 """fields that are the same for all types"""
+_TASK = "task"
+"""the one field that is of node types and of edge types"""
 _LISTS = ("features", "edge_features")
 _EXAMPLES = {True: "author:writes:paper", False: "paper"}
-_TYPED_EDGES = re.compile(r"[^:=/]+:[^:=/]+:[^:=/]+=")
+_TYPED_EDGES = re.compile(r"[^:=/]*:[^=/]*=")
 
 Key = TypeVar("Key", bound=Hashable)
 Made = TypeVar("Made", bound=BaseModel)
@@ -155,8 +157,8 @@ def spec_of(given: Mapping[str, Any], parse: Parse = lambda model, values: model
             raise ConfigError(f"`{name}` is for graphs of one type of nodes and edges: leave it out")
     edges = list(_keyed("edges", given["edges"], True))
     types = _node_types(given, edges)
-    of_nodes = _fields(given, types, BY_NODE_TYPE, _OF_NODES)
-    of_edges = _fields(given, edges, BY_EDGE_TYPE, _OF_EDGES)
+    of_nodes = _fields(given, types, BY_NODE_TYPE, _OF_NODES, False)
+    of_edges = _fields(given, edges, BY_EDGE_TYPE, _OF_EDGES, True)
     _settle(given, of_nodes, of_edges)
     nodes = {name: _made(parse, NodeTypeSpec, f"node type {name!r}", given, of_nodes[name]) for name in types}
     specs = {key: _made(parse, EdgeTypeSpec, f"edge type {show_edge_type(key)}", given, of_edges[key]) for key in edges}
@@ -186,14 +188,15 @@ def _only(name: str, value: Any) -> Any:
 
 
 def _fields(
-    given: Mapping[str, Any], types: Sequence[Key], by_type: Iterable[str], shared: Iterable[str]
+    given: Mapping[str, Any], types: Sequence[Key], by_type: Iterable[str], shared: Iterable[str], of_edges: bool
 ) -> dict[Key, dict[str, Any]]:
     """The fields of each type. Raises ConfigError for a value without a type, or of an unknown one."""
     found: dict[Key, dict[str, Any]] = {each: {} for each in types}
     for name in by_type:
-        for key, value in _keyed(name, given.get(name), name in BY_EDGE_TYPE).items():
+        values = _tasks(given.get(name), of_edges) if name == _TASK else given.get(name)
+        for key, value in _keyed(name, values, of_edges).items():
             if key is not None and key not in found:
-                what, there = ("edge", "node")[name in BY_NODE_TYPE], ", ".join(_shown(each) for each in types)
+                what, there = ("node", "edge")[of_edges], ", ".join(_shown(each) for each in types)
                 raise ConfigError(f"`{name}`: there is no {what} type {_shown(key)}; there are {there}")
             for each in found if key is None else (key,):
                 found[each][name] = value
@@ -203,11 +206,20 @@ def _fields(
     return found
 
 
+def _tasks(value: Any, of_edges: bool) -> Any:
+    """The part of `task`, which is of node types and of edge types, that is of the latter, or of the former."""
+    if isinstance(value, Mapping):
+        return {key: each for key, each in value.items() if (isinstance(key, tuple) or ":" in key) == of_edges}
+    texts = [value] if isinstance(value, str) else value or ()
+    return [text for text in texts if (":" in text.partition("=")[0]) == of_edges]
+
+
 def _settle(given: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]], edges: Mapping[EdgeKey, dict[str, Any]]) -> None:
     """Put the fields of all types where they mean something. Raises ConfigError if that is nowhere."""
-    for fields in nodes.values():
-        if "nodes" not in fields or fields["nodes"] is None:
-            fields.pop("id", None)  # without a table there is no column of ids
+    own = _keyed("id", given.get("id"), False)
+    for name, fields in nodes.items():
+        if fields.get("nodes") is None and name not in own:
+            fields.pop("id", None)  # that of all types: without a table there is no column of ids
         if "random_split" in fields and given.get("seed"):
             fields["seed"] = given["seed"]
     if given.get("seed") and not any("random_split" in fields for fields in nodes.values()):
@@ -264,6 +276,8 @@ def _split(name: str, text: Any, of_edges: bool) -> tuple[str | None, Any]:
     """Type and value of TYPE=VALUE; None and the value if it may be for all types."""
     key, sign, value = str(text).partition("=")
     if sign and (not of_edges or key.count(":") == 2):
+        if not value:
+            raise ConfigError(f"`{name}={str(text)!r}`: nothing stands after the sign =")
         return key, value
     if name == "nodes":
         return str(text), None

@@ -15,6 +15,7 @@ from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, InputError, StoreError
 from ooc.stores.fingerprints import fingerprint
 from ooc.stores.graph import Graph
+from ooc.stores.growth.compact import compact
 from ooc.stores.growth.resplit import resplit
 from ooc.stores.info import describe
 from ooc.stores.integrity import verify
@@ -234,9 +235,39 @@ def test_types_that_do_not_fit_leave_nothing(tmp_path: Path, nodes: Any, edges: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_splits_of_several_types_are_given_at_ingest(store: Path) -> None:
-    with pytest.raises(ConfigError, match="heterogeneous"):
-        resplit(store, (0.5, 0.5, 0.0))
+def test_splits_are_of_one_type(store: Path, tmp_path: Path) -> None:
+    for node_type, message in (
+        (None, "has several node types: give one of paper, author, venue"),
+        ("page", "no node type 'page'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            resplit(store, (0.5, 0.5, 0.0), node_type=node_type)
+    assert not (store / "versions").exists()
+    path = Path(shutil.copytree(store, tmp_path / "copy"))
+    with Dataset.open(path) as before:
+        count = before.nodes("author").num_nodes
+        made = resplit(path, (0.5, 0.5, 0.0), node_type="author")
+        assert before.nodes("author").splits == []
+    with pytest.raises(ConfigError, match=r"has splits of node type 'author' \(train "):
+        resplit(path, (1.0, 0.0, 0.0), node_type="author")
+    np.save(tmp_path / "all.npy", np.arange(count))
+    resplit(path, files={"test": tmp_path / "all.npy"}, node_type="author", replace=True)
+    assert sum(made.sizes.values()) == count
+    assert verify(path) == []
+    with Dataset.open(path) as ds, Dataset.open(store) as old:
+        assert ds.nodes("author").split("test").tolist() == list(range(count))
+        assert ds.nodes("paper").splits == old.nodes("paper").splits
+        for key in ds.edge_types:
+            np.testing.assert_array_equal(ds.edges(key).graph.indices, old.edges(key).graph.indices)
+    assert compact(path).appends == 0
+    assert verify(path) == []
+
+
+def test_names_of_classes_of_the_only_type(tmp_path: Path) -> None:
+    nodes = {"node": {"y": np.array([0, 1, 0]), "task": "binary", "num_classes": 2, "class_names": ["no", "yes"]}}
+    path = write_hetero_store(tmp_path / "s", nodes, {("node", "edge", "node"): Graph.from_edges([0], [1], 3)})
+    with Dataset.open(path) as ds:
+        assert (ds.is_hetero, ds.class_names) == (False, ["no", "yes"])
 
 
 def test_equal_arrays_give_equal_stores(store: Path, tmp_path: Path) -> None:

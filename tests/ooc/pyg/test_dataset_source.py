@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData, TemporalData
 
 from ooc.pyg.dataset_source import arguments, ingest
 from ooc.stores.dataset import Dataset
@@ -69,3 +69,45 @@ def test_a_class_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.chdir(tmp_path)
     assert ingest(IngestSpec(out=tmp_path / "s.ooc", pyg="own_data_set:Pair")).num_edges == 1
+
+
+def test_what_torch_saved_is_taken(tmp_path: Path) -> None:
+    """A graph, one of several types, a stream and a list of graphs, each as `from_data` takes it."""
+    pair = torch.tensor([[0, 1], [1, 2]])
+    hetero = HeteroData(user={"num_nodes": 3}, item={"num_nodes": 3})
+    hetero["user", "buys", "item"].edge_index = pair
+    data: dict[str, Any] = {
+        "data": Data(x=torch.rand(3, 2), edge_index=pair),
+        "hetero": hetero,
+        "stream": TemporalData(src=pair[0], dst=pair[1], t=torch.tensor([3, 4])),
+        "list": [Data(x=torch.rand(3, 2), edge_index=pair, y=torch.tensor([at % 2])) for at in range(4)],
+    }
+    for name, each in data.items():
+        torch.save(each, tmp_path / f"{name}.pt")
+        result = ingest(IngestSpec(out=tmp_path / name, pyg=str(tmp_path / f"{name}.pt")))
+        with Dataset.open(result.path) as ds:
+            assert (ds.num_edges, ds.num_graphs) == ((8, 4) if name == "list" else (2, 1))
+            assert ds.is_hetero == (name == "hetero")
+            assert (ds.manifest.time is not None) == (name == "stream")
+
+
+class Harmful:
+    def __reduce__(self) -> Any:
+        return exec, ("raise SystemExit('ran what a file told it')",)
+
+
+def test_files_that_hold_no_graphs_are_refused_without_running_them(tmp_path: Path) -> None:
+    torch.save([Harmful()], tmp_path / "harmful.pt")
+    torch.save({"a": torch.ones(3)}, tmp_path / "dict.pt")
+    (tmp_path / "text.pt").write_text("no graph")
+    for name, message in (
+        ("harmful", r"harmful\.pt does not hold PyG's graphs alone, .* give the graphs to `ooc\.from_data`"),
+        ("text", r"text\.pt is no file of torch\.save, or damaged"),
+        ("none", r"there is no file .*none\.pt"),
+        ("dict", r"dict\.pt has a split 'a': name the data sets train, val and test"),
+    ):
+        with pytest.raises(InputError, match=message):
+            ingest(IngestSpec(out=tmp_path / "s.ooc", pyg=str(tmp_path / f"{name}.pt")))
+    with pytest.raises(ConfigError, match="`arg` is for the class of a data set"):
+        ingest(IngestSpec(out=tmp_path / "s.ooc", pyg=str(tmp_path / "dict.pt"), arg=["a=1"]))
+    assert {path.suffix for path in tmp_path.iterdir()} == {".pt"}

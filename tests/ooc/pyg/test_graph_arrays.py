@@ -13,7 +13,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 import ooc
 from ooc.pyg import graph_arrays
 from ooc.pyg.dataset_source import ingest
-from ooc.stores.errors import InputError
+from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.ingest import IngestSpec
 from tests.ooc.many_graphs import assert_same_batch, random_graphs
 
@@ -122,10 +122,27 @@ def test_graphs_have_the_same_attributes(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
+def test_masks_to_choose_from_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="`split_index` chooses among the splits of masks, and there are none"):
+        ooc.from_data(random_graphs(3), tmp_path / "s.ooc", split_index=1)
+
+
 def test_labels_of_no_shape_are_refused(tmp_path: Path) -> None:
     edges = torch.zeros(2, 3, dtype=torch.long)
     with pytest.raises(InputError, match=r"y .* has no row per graph, node or edge; give \[1, C\]"):
         ooc.from_data([Data(x=torch.ones(4, 2), edge_index=edges, y=torch.ones(5)) for _ in range(3)], tmp_path / "s.ooc")
+
+
+def test_names_that_the_store_takes_are_left_out(tmp_path: Path) -> None:
+    graphs = random_graphs(6)
+    for graph in graphs:
+        graph.split, graph.edge_ptr, graph.train, graph.kind = 9, 9, True, 5
+    with pytest.warns(UserWarning, match=r"left out: split \(the store has another array of that name\), edge_ptr .*, train "):
+        ooc.from_data(graphs, tmp_path / "s.ooc", random_split=(0.5, 0.5, 0)).close()
+    with ooc.open(tmp_path / "s.ooc") as ds:
+        assert {name: len(ds.graphs.split(name)) for name in ds.graphs.splits} == {"train": 3, "val": 3}
+        assert ds.graphs.edge_ptr[-1] == ds.num_edges
+        assert "kind" in ds.graphs.names
 
 
 def test_two_edges_in_all_are_two_edges(tmp_path: Path) -> None:

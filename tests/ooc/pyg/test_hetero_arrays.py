@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch_geometric.transforms as T
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Dataset as Dataset_of_PyG
 
 import ooc
 from ooc.cli.main import main
@@ -37,6 +38,13 @@ def academic(**of_papers: Any) -> HeteroData:
     data[WRITES].time = torch.arange(70).flip(0)
     data[CITES].edge_index = torch.randint(0, 30, (2, 50), generator=generator)
     data[CITES].edge_weight = torch.rand(50, generator=generator)
+    return data
+
+
+def bipartite() -> HeteroData:
+    """Nodes and edges without labels and times."""
+    data = HeteroData(user={"num_nodes": 3}, item={"num_nodes": 4})
+    data["user", "buys", "item"].edge_index = torch.tensor([[0, 1, 2, 2], [3, 2, 1, 0]])
     return data
 
 
@@ -92,6 +100,56 @@ def test_labels_and_splits_of_the_edges_of_a_type(tmp_path: Path) -> None:
         assert ds.edges(CITES).labels is None
 
 
+def test_settings_reach_the_edges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = bipartite()
+    data["user", "buys", "item"].edge_y = torch.tensor([5, 3, 1, 1])
+    with ooc.from_data(data, tmp_path / "s.ooc", task="regression") as ds:
+        assert ds.edges(("user", "buys", "item")).task == "regression"
+    data["user", "buys", "item"].edge_index[0, 0] = 9
+    monkeypatch.setattr(f"{__name__}.datasets", lambda: [data])
+    result = from_pyg(IngestSpec(out=tmp_path / "t.ooc", pyg=f"{__name__}:datasets", drop_missing=True))
+    assert (result.num_edges, result.dropped) == (3, {"missing": 1})
+
+
+def test_edges_without_an_edge_index(tmp_path: Path) -> None:
+    """PyG gives only edges of torch_sparse an edge_index."""
+    data, key = bipartite(), ("user", "buys", "item")
+    edges = data[key].edge_index
+    data[key].adj_t = torch.sparse_coo_tensor(edges.flip(0), torch.ones(4), (4, 3))
+    del data[key].edge_index
+    with ooc.from_data(data, tmp_path / "s.ooc") as ds:
+        assert sorted(edges_of(ds, key).T.tolist()) == sorted(edges.T.tolist())
+    del data[key].adj_t
+    with pytest.raises(InputError, match=r"data\[\('user', 'buys', 'item'\)\] has no edge_index"):
+        ooc.from_data(data, tmp_path / "t.ooc")
+
+
+def test_names_that_the_store_takes_are_left_out(tmp_path: Path) -> None:
+    data, key = bipartite(), ("user", "buys", "item")
+    data[key].edge_y, data[key].y = torch.arange(4) % 2, torch.full((4,), 7)
+    data[key].split, data[key].split_train = torch.full((4,), 8), torch.full((4,), 9)
+    data[key].train_mask = torch.tensor([True, True, False, False])
+    data["user"].split_train = torch.ones(3)
+    with pytest.warns(UserWarning, match=r"left out.*: y \(int64 \[4\]\), split \(int64 \[4\]\), split_train \(int64 \[4\]\)"):
+        ooc.from_data(data, tmp_path / "s.ooc").close()
+    with ooc.open(tmp_path / "s.ooc") as ds:
+        edges = ds.edges(key)
+        assert edges.labels is not None
+        assert (edges.labels.tolist(), len(edges.members("train")), edges.names) == ([0, 1, 0, 1], 2, [])
+        assert ds.nodes("user").names == []
+
+
+def test_a_reverse_with_labels_of_its_own(tmp_path: Path) -> None:
+    data = academic()
+    data[REV].edge_index = data[WRITES].edge_index.flip(0)
+    del data[REV].edge_attr
+    data[REV].y = torch.arange(70) % 2
+    with ooc.from_data(data, tmp_path / "s.ooc") as ds:
+        assert ds.edges(REV).reverse_of == WRITES
+        assert ds.edges(REV).task == "binary"
+        assert ds.edges(WRITES).task is None
+
+
 def test_other_edges_called_reverse_are_none(tmp_path: Path) -> None:
     data = academic()
     data[REV].edge_index = data[WRITES].edge_index.flip(0).flip(1)  # in another order: other edge ids
@@ -117,6 +175,10 @@ def test_reverse_is_pygs_to_undirected_without_merging(tmp_path: Path) -> None:
         (academic(), {"parts": 3}, ConfigError, "`parts` is for graphs of one type"),
         (academic(x=torch.full((30, 4), torch.inf)), {}, InputError, r"x\].*infinite"),
         (academic(train_mask=torch.ones(7, dtype=torch.bool)), {}, InputError, "train_mask"),
+        (bipartite(), {"undirected": True}, ConfigError, "`undirected` is for edges between nodes of one type"),
+        (bipartite(), {"task": "regression"}, ConfigError, "`task='regression'` .* there are none"),
+        (bipartite(), {"split_index": 0}, ConfigError, "`split_index` chooses among the splits of masks, and there are none"),
+        (bipartite(), {"time_unit": "ms"}, ConfigError, "`time_unit` .* no edges have `time`"),
         (HeteroData(paper={"x": torch.ones(3, 1)}), {}, InputError, "no edge types"),
         (Data(edge_index=torch.zeros(2, 3, dtype=torch.long), num_nodes=4), {"reverse": True}, ConfigError, "edges have none"),
     ],
@@ -144,6 +206,24 @@ def datasets() -> list[HeteroData]:
 def test_a_pyg_data_set_of_a_heterodata(tmp_path: Path) -> None:
     result = from_pyg(IngestSpec(out=tmp_path / "s.ooc", pyg="tests.ooc.pyg.test_hetero_arrays:datasets", reverse=True))
     assert (result.num_nodes, result.num_edges) == (42, 240)
+
+
+class OnlyItem(Dataset_of_PyG):  # type: ignore[misc]
+    """A data set of PyG's with one graph of several types, as OGB_MAG."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def len(self) -> int:
+        return 1
+
+    def get(self, idx: int) -> HeteroData:
+        return academic()
+
+
+def test_a_data_set_of_one_graph_is_that_graph(tmp_path: Path) -> None:
+    with ooc.from_data(OnlyItem(), tmp_path / "s.ooc") as ds:
+        assert ds.num_nodes == 42
 
 
 def test_frames_and_arrays_by_type(tmp_path: Path) -> None:
@@ -183,9 +263,23 @@ def test_the_command_line_ingests_describes_and_verifies_types(
     assert "paper                    5 nodes, binary, 2 classes" in shown
     assert "paper:rev_writes:author  3 edges, directed, unweighted, without self-loops, reverse of author:writes:paper" in shown
     assert main(["verify", "s.ooc"]) == 0
-    for verb in ("append s.ooc --edges writes.parquet", "split s.ooc --random-split 0.5,0.2,0.2"):
-        assert main(verb.split()) == 2
-        assert "is heterogeneous" in capsys.readouterr().err
+    assert main(["append", "s.ooc", "--edges", "writes.parquet"]) == 2
+    assert "is heterogeneous" in capsys.readouterr().err
+    assert main(["split", "s.ooc", "--random-split", "0.5,0.2,0.2"]) == 2
+    assert "s.ooc has several node types: give one of paper, author as --node-type" in capsys.readouterr().err
+    assert main(["split", "s.ooc", "--random-split", "0.6,0.2,0.2", "--node-type", "paper"]) == 0
+    assert main(["info", "s.ooc"]) == 0
+    assert "paper                    5 nodes, binary, 2 classes, train 3, val 1, test 1" in capsys.readouterr().out
+    assert main(["info", "s.ooc", "--id", "author:bob"]) == 0
+    assert capsys.readouterr().out == "1\n"
+    for text, message in (
+        ("bob", "say of which, as in paper:bob"),
+        ("writer:bob", "has no node type 'writer'"),
+        ("author:c", "no node has"),
+    ):
+        assert main(["info", "s.ooc", "--id", text]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["verify", "s.ooc"]) == 0
     assert main([*command.replace("s.ooc", "t.ooc").split(), "--label", "papr=topic"]) == 2
     assert "--label: there is no node type 'papr'" in capsys.readouterr().err
     assert main([*command.replace("s.ooc", "t.ooc").split(), "--edges", "author:writes:paper=papers.csv"]) == 2

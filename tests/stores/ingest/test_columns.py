@@ -87,7 +87,7 @@ def test_labels_of_numbers_with_a_word_among_them_are_a_mistake(tmp_path: Path) 
 
 def test_labels_that_name_no_class_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ooc.stores.ingest.labels.MOST_CLASSES", 3)
-    with pytest.raises(InputError, match="names 10 classes for 10 nodes"):
+    with pytest.raises(InputError, match="names 10 classes in 10 rows"):
         build(tmp_path, {"y": [f"node {i}" for i in range(N)]}, label="y")
 
 

@@ -281,6 +281,19 @@ def test_files_that_do_not_fit_leave_nothing(tmp_path: Path, change: dict[str, A
     assert not (tmp_path / "s.ooc.partial").exists()
 
 
+def test_a_task_is_of_node_types_and_of_edge_types(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    by_keys = {"paper": "classification", WRITES: "regression"}
+    for number, task in enumerate((by_keys, ["paper=classification", "author:writes:paper=regression"])):
+        given = world.given(f"{number}.ooc", edge_label={WRITES: "order"}, task=task)
+        ingest(spec_of(given))
+        with Dataset.open(given["out"]) as ds:
+            assert (ds.nodes("paper").task, ds.edges(WRITES).task) == ("multiclass", "regression")
+    with pytest.raises(ConfigError, match="the labels of edge type paper:cites:paper are, and there are none"):
+        ingest(spec_of(world.given("none.ooc", task={CITES: "regression"})))
+    assert not list(tmp_path.glob("none*"))
+
+
 def test_edges_of_unknown_ids_are_dropped_on_request(tmp_path: Path) -> None:
     papers = table(tmp_path / "p.parquet", id=[10, 20, 30])
     edges = table(tmp_path / "e.parquet", src=["a", "b", "a", "c"], dst=[10, 99, 30, 20])

@@ -153,6 +153,15 @@ def test_what_is_wrong_is_said(tables: dict[str, Any], tmp_path: Path, what: str
     assert not [path for path in tmp_path.iterdir() if path.suffix != ".csv"]
 
 
+def test_whole_numbers_of_graphs_are_targets_if_the_task_says_so(tables: dict[str, Any], tmp_path: Path) -> None:
+    result = ingest(
+        IngestSpec(out=tmp_path / "s.ooc", graph_label="toxic", task="regression", random_split="0.4,0.3,0.3", **tables)
+    )
+    assert result.resumed == ()  # steps whose result is asked for again are not those of an earlier run
+    with Dataset.open(tmp_path / "s.ooc") as ds:
+        assert (ds.task, ds.graphs.task, ds.graphs.num_classes) == (None, "regression", 1)
+
+
 def test_a_graph_has_one_label(tables: dict[str, Any], tmp_path: Path) -> None:
     tables["nodes"] = write(tmp_path / "n.csv", "id,mol,f,toxic", [*NODES[:4], ("b3", "m1", 5.0, 1), NODES[5]])
     with pytest.raises(InputError, match=r"n\.csv line 6: toxic is not what the first node of its graph has"):

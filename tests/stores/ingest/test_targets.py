@@ -1,5 +1,6 @@
 """Labels that are numbers: the targets of a regression, from every kind of input, through growth, splits and checks."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_few_fractions_among_classes_are_mistakes(tmp_path: Path) -> None:
         (np.where(np.arange(N) == 7, -np.inf, AGE), r"y\.npy row 7: target -inf is infinite or beyond float32: correct it"),
         (np.where(np.arange(N) == 7, 1e300, AGE), r"y\.npy row 7: target 1e\+300 is infinite or beyond float32"),
         (np.where(TWO[9, 1] == TWO, np.inf, TWO), r"y\.npy row 9 column 1: target inf is infinite"),
-        (np.full(N, np.nan), "labels no node at all: every value is NaN or empty"),
+        (np.full(N, np.nan), "has no labels: every value is NaN or empty"),
     ],
 )
 def test_targets_that_are_no_numbers_are_named(tmp_path: Path, y: Any, words: str) -> None:
@@ -131,6 +132,15 @@ def test_words_among_targets_are_named(tmp_path: Path) -> None:
     mostly = [*["a"] * 9, *map(str, AGE[9:])]
     with pytest.raises(InputError, match=r"nodes\.csv line 2: age is 'a', not a number"):
         of_table(tmp_path, {"age": mostly}, "csv", label="age", task="regression")
+
+
+def test_a_task_of_edge_labels_alone(tmp_path: Path) -> None:
+    (tmp_path / "rated.csv").write_text("src,dst,stars\n0,1,5\n1,2,3\n2,0,1\n")
+    for task, want in (("auto", "multiclass"), ("regression", "regression")):
+        spec = IngestSpec(out=tmp_path / task, edges=str(tmp_path / "rated.csv"), edge_label="stars", task=task)
+        ingest(spec)
+        with Dataset.open(spec.out) as ds:
+            assert ds.edges().task == want
 
 
 def test_a_task_needs_labels(tmp_path: Path) -> None:
@@ -206,3 +216,15 @@ def test_a_store_from_arrays_in_memory(tmp_path: Path) -> None:
     np.testing.assert_array_equal(y, np.array([[0.5, 1], [np.nan, -1], [2, 3]], np.float32))
     with pytest.raises(InputError, match=r"the label of row 1 is inf: targets of a regression are finite"):
         write_store(tmp_path / "b.ooc", graph, y=np.array([0, np.inf, 1]), task="regression")
+
+
+def test_damage_to_labels_and_splits_of_edges_is_found(tmp_path: Path) -> None:
+    (tmp_path / "rated.csv").write_text("src,dst,stars,part\n0,1,5,train\n1,2,3,val\n2,0,1,train\n")
+    store = ingest(
+        IngestSpec(out=tmp_path / "s", edges=str(tmp_path / "rated.csv"), edge_label="stars", edge_split="part")
+    ).path
+    assert verify(store) == []
+    assert "multiclass, 6 classes, train 2, val 1" in "\n".join(_info_lines(describe(store)))
+    for name in ("y", "split"):
+        shutil.rmtree(store / "edge" / "edge" / name)
+    assert {damage.array for damage in verify(store)} == {"edge/edge/y", "edge/edge/split"}
