@@ -167,8 +167,11 @@ def info(
         with Dataset.open(store) as dataset:
             print(_row(dataset, id))
         return
+    from ooc.config.base import CONFIG
     from ooc.stores.info import describe
 
+    if (store / CONFIG).is_file():
+        raise ConfigError(f"{store} is a run of `ooc train`, and no store: `ooc report {store}` describes it")
     fields = describe(store)
     print(json.dumps(fields, indent=2, default=str) if as_json else "\n".join(_info_lines(fields)))
 

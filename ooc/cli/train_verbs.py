@@ -15,6 +15,7 @@ from ooc.config import topics
 from ooc.config.modes import applies, choice_of, classes, name_of, settings_of, suggested
 
 if TYPE_CHECKING:
+    from ooc.stores.manifest import Manifest
     from ooc.training.infer import WrittenRows
 
 TRAIN = flags_of_modes(classes(), without=("store", "out"), repeatable=("features", "fanout", "eval_fanout"))
@@ -92,16 +93,26 @@ def init(
     from ooc.stores.manifest import arrays_of, read_manifest
 
     manifest = read_manifest(arrays_of(store))
-    typed = manifest.is_hetero
-    labelled = {each.name: each for each in manifest.node_types if (each.task if typed else manifest.task) is not None}
-    suits = suggested(bool(labelled), manifest.time is not None) if task is None else None
-    chosen = choice_of({"mode": mode or suits, "task": task})
-    kinds = ", ".join(f"{name}: {each.task}" for name, each in labelled.items()) if typed else manifest.task
-    split_types = labelled.values() if typed else manifest.node_types
-    splits = ", ".join(dict.fromkeys(split for each in split_types for split in each.splits)) or "none"
+    typed, labelled = manifest.is_hetero, _labelled(manifest)
+    given_none = task is None and mode is None
+    chosen = suggested(labelled, manifest.time is not None) if given_none else choice_of({"mode": mode, "task": task})
+    own = labelled.get(chosen[0], {})
+    kinds = ", ".join(f"{name}: {kind}" if name else kind for name, (kind, _) in own.items())
+    splits = ", ".join(dict.fromkeys(split for _, names in own.values() for split in names)) or "none"
     about = f"{store}: {manifest.num_nodes:,} nodes, {manifest.num_edges:,} edges; task {kinds or 'none'}; splits {splits}"
     given = {"task": chosen[0], **({"model": "rsage"} if typed and applies("node_type", name_of(*chosen)) else {})}
     print(template(store, name_of(*chosen), {flag.name: flag for flag in TRAIN}, about, given), end="")
+
+
+def _labelled(manifest: "Manifest") -> dict[str, dict[str, tuple[str, list[str]]]]:
+    """Task -> name of what has labels for it -> (the labels' kind, names of the splits)."""
+    if manifest.is_hetero:
+        return {"node": {each.name: (each.task, [*each.splits]) for each in manifest.node_types if each.task is not None}}
+    (nodes,), (edges,) = manifest.node_types, manifest.edge_types
+    found: dict[str, Any] = {"node": ("", manifest.task, nodes.splits), "edge": ("edges", edges.task, edges.splits)}
+    if manifest.graphs is not None:
+        found["graph"] = "graphs", manifest.graphs.task, manifest.graphs.splits
+    return {task: {name: (kind, [*splits])} for task, (name, kind, splits) in found.items() if kind is not None}
 
 
 @app.command(

@@ -3,7 +3,7 @@
 import difflib
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
@@ -72,9 +72,11 @@ def class_of(values: Mapping[str, Any], where: str = "") -> type[RunConfig]:
     return choices()[choice_of(values, where)]
 
 
-def suggested(labelled: bool, temporal: bool) -> str:
-    """Return the mode to begin with on a store with labels, or with times only."""
-    return "events" if temporal and not labelled else next(iter(classes()))
+def suggested(labelled: Collection[str], temporal: bool) -> tuple[str, str]:
+    """Return the task and mode to begin with on a store with labels of these ("node", "graph", "edge"), or with times only."""
+    if temporal and not labelled:
+        return choice_of({"mode": "events"})
+    return choice_of({"task": next((task for task in ("node", "graph", "edge") if task in labelled), "node")})
 
 
 def applies(name: str, mode: str) -> bool:

@@ -121,8 +121,8 @@ class FullNeighborPass:
     def method(self) -> str:
         """See `ExactPass`."""
         hops = f"{self._hops} hop{'s' * (self._hops != 1)}"
-        why = "is of a heterogeneous graph" if self.dataset.is_hetero else own_way(self.model)
-        return f"{type(self.model).__name__} {why}: computed on batches of full neighborhoods of {hops}"
+        how = f"computed on batches of full neighborhoods of {hops}"
+        return how if self.dataset.is_hetero else f"{type(self.model).__name__} {own_way(self.model)}: {how}"
 
     def _width(self) -> int:
         """Numbers per row, as the first node's say."""

@@ -16,6 +16,7 @@ COLORS = {
     "read": ("#2563a8", "#7aa3d0"),
     "sum": ("#2f8f9d", "#86c1c9"),
     "collate": ("#b8901f", "#d8bf74"),
+    "tables": ("#a8557a", "#cf9db4"),
     CONSUMER: ("#d9722b", "#eaa97c"),
 }
 _OTHER = ("#52606d", "#9aa5b1")
@@ -27,18 +28,28 @@ def stage_name(stage: str) -> str:
 
 
 def section(spans: Spans) -> tuple[float, float]:
-    """Return (start, end) of a stretch in the middle: three superbatches or shared scans, or two dozen batches."""
+    """Return (start, end) of a stretch in the middle: three superbatches or shared scans, or two dozen batches where there are
+    not several of those; of few batches the whole trace."""
     full = [each[-1].end for each in spans.values() if len(each) >= MOST_SPANS]
     known = min(full, default=max(span.end for each in spans.values() for span in each))  # later, a stage has no spans
     unit_stage = "sum" if spans.get("sum") else "read"  # a shared scan is read in many pieces
-    stage, shown = (unit_stage, WINDOWS_SHOWN) if spans.get("group") else (CONSUMER, BATCHES_SHOWN)
-    items: dict[int, list[Span]] = {}
-    for span in spans.get(stage) or next(iter(spans.values())):
-        if span.end <= known:
-            items.setdefault(span.item, []).append(span)
+    items, shown = _items(spans.get(unit_stage, []) if spans.get("group") else [], known), WINDOWS_SHOWN
+    if len(items) < 2:
+        items, shown = _items(spans.get(CONSUMER) or next(iter(spans.values())), known), BATCHES_SHOWN
+        if len(items) <= shown:
+            return min(each[0].start for each in spans.values() if each), known
     middle = list(items.values())[max(0, (len(items) - shown) // 2) :][:shown]
     together = [span for each in middle for span in each]
     return (min(s.start for s in together), max(s.end for s in together)) if together else (0.0, known)
+
+
+def _items(spans: Sequence[Span], known: float) -> dict[int, list[Span]]:
+    """The spans of each item that end before `known`."""
+    items: dict[int, list[Span]] = {}
+    for span in spans:
+        if span.end <= known:
+            items.setdefault(span.item, []).append(span)
+    return items
 
 
 def gantt_figure(spans: Spans) -> Figure:

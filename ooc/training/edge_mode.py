@@ -45,6 +45,7 @@ class EdgeModel(nn.Module):
 class EdgeMode(SampledMode):
     """Training on the edges of a split; see `Mode`. Edges of a batch carry no messages in it."""
 
+    typed = False
     config: EdgeConfig
     model: EdgeModel
 

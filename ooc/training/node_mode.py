@@ -106,8 +106,11 @@ def feature_reading(dataset: Dataset) -> str:
     """How features are read, for people; of a heterogeneous store those of every node type."""
     if not dataset.is_hetero:
         return dataset.reading("x")
-    found = {name: dataset.nodes(name) for name in dataset.node_types}
-    return "; ".join(f"{name} {nodes.reading('x')}" for name, nodes in found.items() if nodes.num_features)
+    of: dict[str, list[str]] = {}
+    for name in dataset.node_types:
+        if dataset.nodes(name).num_features:
+            of.setdefault(dataset.nodes(name).reading("x"), []).append(name)
+    return "; ".join(f"{', '.join(names)} by {reading}" if len(of) > 1 else reading for reading, names in of.items())
 
 
 def labelled_nodes(config: NodeConfig, dataset: Dataset) -> NodeSet:

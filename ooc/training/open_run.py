@@ -119,9 +119,10 @@ def compose(
 def check_types(config: RunConfig, dataset: Dataset) -> None:
     """Raise ConfigError for a heterogeneous store that the mode does not train on."""
     if dataset.is_hetero and not mode_of(config).typed:
-        others = " or ".join(f"{mode} (task {task})" for (task, mode), made in MODES.items() if made.typed)
+        others = " or ".join(f"mode {mode} of task {task}" for (task, mode), made in MODES.items() if made.typed)
         raise ConfigError(
-            f"mode {config.mode} trains on homogeneous graphs, and {config.store} is heterogeneous: use mode {others}"
+            f"mode {config.mode} of task {config.task} trains on homogeneous graphs, and {config.store} is heterogeneous: use "
+            f"{others}"
         )
 
 

@@ -69,5 +69,18 @@ def test_tables_are_shown_as_toml_has_them() -> None:
     assert re.search(r"^# model_args = { NAME = VALUE } +# ", text, re.M)
 
 
-def test_temporal_stores_without_labels_begin_with_events() -> None:
-    assert [suggested(*each) for each in ((True, False), (True, True), (False, True))] == ["sampled", "sampled", "events"]
+@pytest.mark.parametrize(
+    ("labelled", "temporal", "expected"),
+    [
+        (["node"], False, ("node", "sampled")),
+        (["edge", "node"], True, ("node", "sampled")),
+        ([], True, ("link", "events")),
+        (["graph"], False, ("graph", "graphs")),
+        (["edge"], True, ("edge", "sampled")),
+        ([], False, ("node", "sampled")),
+    ],
+)
+def test_stores_begin_with_what_has_labels_and_else_with_events(
+    labelled: list[str], temporal: bool, expected: tuple[str, str]
+) -> None:
+    assert suggested(labelled, temporal) == expected

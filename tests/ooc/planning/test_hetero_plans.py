@@ -102,7 +102,7 @@ def test_a_plan_leaves_nothing_behind_and_names_the_tables(
     assert main(["plan", *flags, "--mode", "sampled"]) == 0
     printed = capsys.readouterr().out
     assert "embedding tables written" in printed
-    assert "features are read: paper " in printed
+    assert "features are read: engine " in printed, "of both types alike"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -124,3 +124,12 @@ def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"trace\.json: not a trace"):
         read_trace(tmp_path)
+
+
+def test_a_trace_of_one_superbatch_shows_its_batches() -> None:
+    """And of few batches all of it, also what came before them."""
+    spans = {"group": [Span(0, 1, 0.0, 0.1)], "read": [Span(0, 2, 0.1, 0.4)]}
+    few, many = ([Span(k, 3, 0.5 + 0.1 * k, 0.58 + 0.1 * k) for k in range(count)] for count in (4, 60))
+    assert section({**spans, "consumer": few}) == pytest.approx((0.0, 0.88))
+    start, end = section({**spans, "consumer": many})
+    assert 0.5 < start < end < 6.5

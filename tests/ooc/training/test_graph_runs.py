@@ -148,6 +148,30 @@ def test_what_does_not_fit_is_refused_in_a_line(store: Path, tmp_path: Path, mak
     assert not out.exists()
 
 
+def test_modes_of_nodes_are_refused_and_leave_nothing(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for mode in ("sampled", "cluster", "saint", "history", "full"):
+        for verb in (["train", "--out", f"{tmp_path}/run"], ["plan"]):
+            assert main([*verb, str(store), "--mode", mode]) == 2
+            error = capsys.readouterr().err
+            assert "has labels of graphs, and none of nodes: train with --task graph" in error
+            assert error.count("\n") == 1
+    assert main(["plan", str(store), "--task", "graph"]) == 2
+    assert "mode graphs has no plan: train with --max-steps 200" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ooc_init_begins_with_the_graphs(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", str(store)]) == 0
+    text = capsys.readouterr().out
+    assert "task graphs: binary; splits train, val, test" in text
+    (tmp_path / "run.toml").write_text(text)
+    flags = ["--config", f"{tmp_path}/run.toml", "--out", f"{tmp_path}/run", "--max-steps", "1"]
+    assert main(["train", str(store), *flags]) == 0
+    capsys.readouterr()
+    assert main(["info", f"{tmp_path}/run"]) == 2
+    assert "is a run of `ooc train`, and no store: `ooc report" in capsys.readouterr().err
+
+
 def test_embeddings_of_graph_models_are_refused(store: Path, tmp_path: Path) -> None:
     ooc.train(store=store, out=tmp_path / "run", task="graph", **{**SMALL, "epochs": 1})
     with pytest.raises(ConfigError, match="was trained with mode graphs: this verb takes models of nodes"):

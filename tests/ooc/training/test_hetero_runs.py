@@ -31,6 +31,7 @@ from ooc.training.batch_modes import SampledMode
 from ooc.training.build import make_hetero_model, table_shapes
 from ooc.training.checkpoint import read_metrics
 from ooc.training.loop import train
+from ooc.training.registry import MODES
 from tests.conftest import MakeStore
 from tests.ooc.hetero_batches import NODES, WIDTHS, hetero_data, sizes
 from tests.ooc.runs import KillAt, Killed, configure, curve
@@ -205,7 +206,7 @@ def test_ones_own_classes_train(store: Path, tmp_path: Path, model: str) -> None
         ({"model": "sage"}, "model 'sage' is not for heterogeneous graphs: use rsage, rgcn, hgt, or package.module:Class"),
         (
             {"mode": "cluster", "fanout": []},
-            "mode cluster trains on homogeneous graphs, and .* is heterogeneous: use mode samp",
+            "mode cluster of task node trains on homogeneous graphs, and .* is heterogeneous: use mode sampled of task node",
         ),
         ({"compile": True}, "compile = true does not apply to heterogeneous graphs"),
         ({"precision": "fp16"}, "the embedding tables of author are not trained in fp16: use `precision` fp32 or bf16"),
@@ -223,6 +224,19 @@ def test_what_does_not_apply_is_refused_in_one_line(
         ooc.train(store=store, out=tmp_path / "run", **{"model": "rsage", "hidden": 8, **settings})
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_every_other_mode_is_refused_and_leaves_nothing(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for task, mode in (name for name, made in MODES.items() if not made.typed):
+        more = ["--window", "1d"] if mode == "snapshots" else []
+        assert main(["train", str(store), "--task", task, "--mode", mode, *more, "--out", f"{tmp_path}/run"]) == 2
+        error = capsys.readouterr().err
+        assert f"mode {mode} of task {task} trains on homogeneous graphs, and " in error
+        assert error.endswith(" of task node\n")
+        assert error.count("\n") == 1
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_models_of_heterogeneous_graphs_on_a_homogeneous_store(make_store: MakeStore, tmp_path: Path) -> None:
