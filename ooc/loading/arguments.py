@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch_geometric.data.data import BaseData
 from torch_geometric.sampler import NumNeighbors
 
+from ooc.graph.hetero import EdgeKey
 from ooc.runtime.messages import warn_user
 from ooc.sampling.edge_split import HeldOut
 from ooc.sampling.hetero_neighbor import check_fanouts
@@ -217,9 +218,9 @@ class InputNodes:
         return position if self.node is None else self.node[position]
 
     @property
-    def held_out(self) -> HeldOut | None:
-        """Edges that carry no messages in any batch."""
-        return None
+    def held_out(self) -> Mapping[EdgeKey, HeldOut]:
+        """Edges that carry no messages in any batch, by edge type."""
+        return {}
 
     def seeds(self, position: Ids, key: int) -> Seeds:
         """The nodes at `position` as a batch's seeds."""

@@ -84,7 +84,7 @@ def neighbor_strategy(
     most = budget.drawn if scanning else budget.batch  # what a batch takes of a scan in all is checked when it is drawn
     limits: dict[str, Any] = {"max_bytes": most, "row_bytes": per_node, "expanded_bytes": per_expanded}
     how = sampling.fanout, sampling.replace, sampling.weight
-    sampler = NeighborSampler(ds.graph, *how, **limits, held_out=order.nodes.held_out)
+    sampler = NeighborSampler(ds.graph, *how, **limits, held_out=order.nodes.held_out.get(ds.edge_types[0]))
     frontier = None
     if edges_stay:
         columns = {name: ds.edge_rows(name) for name in collator.columns}
@@ -93,7 +93,7 @@ def neighbor_strategy(
     topology = Topology(ds.graph, sampling.weight, mapped, warm, frontier is None, collator.columns)
     counts, draw = ReadCounts(), lambda seeds, key: (sampler.sample(seeds.node, key, seeds.left_out), 0)
     if sampling.disjoint or sampling.induced:
-        draw = drawing(ds, sampling, most, {ds.node_types[0]: per_node}, ds.node_types[0])
+        draw = drawing(ds, sampling, most, {ds.node_types[0]: per_node}, ds.node_types[0], order.nodes.held_out)
     sample = SampleStage(order, draw, topology, memory, counts, frontier, threads[0], split_seeds)
     labels = None if ds.labels is None else Labels(ds.labels, floats=ds.task == "multilabel")
     buffers = buffers_for(device, budget)
@@ -119,7 +119,8 @@ def _hetero_strategy(
     columns = {key: collator.columns(key) for key in graphs}
     topology = HeteroTopology(graphs, sampling.weight, mapped, budget.topology_in_ram, columns)
     memory = HeteroBatchBytes(budget.batch, collator)
-    counts, draw = ReadCounts(), drawing(ds, sampling, budget.batch, row_bytes, collator.seeds)
+    seed_type = collator.seeds if isinstance(collator.seeds, str) else collator.seeds[0]
+    counts, draw = ReadCounts(), drawing(ds, sampling, budget.batch, row_bytes, seed_type, order.nodes.held_out)
     sample = SampleStage(order, draw, topology, memory, counts, None, threads[0], split_seeds)
     x = ds.joined_rows("x") if any(on_disk(own.x) for own in types.values()) else None
     of_edges = graphs, collator.edge_features

@@ -33,7 +33,7 @@ from ooc.stores.node_set import NodeSet
 _FIELDS = {
     *("x", "y", "edge_index", "edge_weight", "n_id", "e_id", "num_nodes", "num_sampled_nodes", "num_sampled_edges", "input_id"),
     *("batch_size", "blocks", "node_norm", "edge_norm", "input_mask"),
-    *("edge_label_index", "edge_label", "src_index", "dst_pos_index", "dst_neg_index"),
+    *("edge_label_index", "edge_label", "edge_label_time", "seed_time", "src_index", "dst_pos_index", "dst_neg_index"),
 }
 """names of a batch's other fields"""
 _AS_STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -364,8 +364,7 @@ class CollateStage:
         time = None if isinstance(self.nodes, InputLinks) else self.nodes.times(drawn.position)
         batch = self.collator(loaded, self.nodes.input_id(drawn.position), time)
         if isinstance(self.nodes, InputLinks) and drawn.links is not None:
-            self.nodes.add_to(batch, drawn.position, drawn.links)
-            batch.batch_size = drawn.subgraph.num_nodes[0]
+            self.nodes.add_to(batch, drawn.position, drawn.links, drawn.subgraph.num_nodes)
         return batch
 
     def collate(self, loaded: LoadedBatch) -> tuple[int, Any]:

@@ -145,12 +145,13 @@ class TypedRows:
 class HeteroCollator:
     """Joins a loaded batch to a `HeteroData` with the fields of PyG's NeighborLoader, and `blocks`.
 
-    seeds: the type of the input nodes; weight_attr: a further name for the edge weights; edge_ids: whether to give `e_id`.
+    seeds: the type of the input nodes or links; weight_attr: a further name for the edge weights; edge_ids: whether to give
+    `e_id`.
     """
 
     graphs: Mapping[EdgeKey, Graph]
     types: Mapping[str, TypeRows]
-    seeds: str
+    seeds: str | EdgeKey
     weight_attr: str | None = None
     edge_ids: bool = True
     edge_values: Mapping[str, str] = field(default_factory=dict)
@@ -180,7 +181,8 @@ class HeteroCollator:
             if name in subgraph.tree:
                 data[name].batch = torch.from_numpy(subgraph.tree[name])
         data[self.seeds].input_id = torch.from_numpy(input_id)
-        data[self.seeds].batch_size = len(input_id)
+        if isinstance(self.seeds, str):
+            data[self.seeds].batch_size = len(input_id)
         if seed_time is not None:
             data[self.seeds].seed_time = torch.from_numpy(seed_time)
         edge_index = {key: torch.from_numpy(edges.edge_index()) for key, edges in subgraph.edges.items()}

@@ -9,19 +9,85 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch_geometric.data import Data
 from torch_geometric.sampler import NegativeSampling
 
+from ooc.graph.hetero import EdgeKey
+from ooc.sampling.disjoint_neighbor import Times
 from ooc.sampling.edge_split import PARTS, EdgeSplit, HeldOut
-from ooc.sampling.links import EdgeLookup, LinkNegatives, Links, Seeds, seeds_of_links
+from ooc.sampling.hetero_neighbor import edge_name
+from ooc.sampling.links import AnySeeds, ByTime, EdgeLookup, LinkNegatives, Links, seeds_of_links, typed_seeds
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.dataset import Dataset
+from ooc.stores.edge_set import EdgeSet
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.graph import Graph
+from ooc.stores.node_set import NodeSet
 
 _SMALL = (torch.int8, torch.int16, torch.int32)
 """types of classes in a store; torch's losses take int64"""
+
+
+@dataclass(frozen=True)
+class LinkType:
+    """The edge type that links are of. typed: whether the data set is one of several types; reverses: edge types whose edges
+    are its edges in the other direction."""
+
+    key: EdgeKey
+    edges: EdgeSet
+    source: NodeSet
+    target: NodeSet
+    typed: bool = False
+    reverses: tuple[EdgeKey, ...] = ()
+
+    @classmethod
+    def of(cls, ds: Dataset, edge_label_index: Any) -> tuple["LinkType", Any]:
+        """The type, and which links of it, of `edge_label_index` as PyG takes it: links, or a pair of the type and these; the
+        type alone is all of its edges.
+
+        Raises ConfigError where several types need one, InputError for a type that the data set has not.
+        """
+        there = ", ".join(map(edge_name, ds.edge_types))
+        key = None
+        if _is_key(edge_label_index):
+            key, edge_label_index = edge_label_index, None
+        elif isinstance(edge_label_index, tuple) and len(edge_label_index) == 2 and _is_type(edge_label_index[0]):
+            key, edge_label_index = edge_label_index
+        if isinstance(key, str):
+            key = next((each for each in ds.edge_types if key in (edge_name(each), "__".join(each), each[1])), key)
+        if key is None and len(ds.edge_types) > 1:
+            raise ConfigError(
+                f"edge_label_index must name the edge type of its links, one of {there}, as in "
+                f"edge_label_index=({ds.edge_types[0]!r}, links)"
+            )
+        key = ds.edge_types[0] if key is None or not ds.is_hetero else key
+        if key not in ds.edge_types:
+            name = edge_name(key) if isinstance(key, tuple) else key
+            raise InputError(f"edge_label_index is of the edge type {name}, which {ds.path} has not: it has {there}")
+        edges = ds.edges(key)
+        ends = ds.nodes(key[0]), ds.nodes(key[2])
+        return cls(key, edges, *ends, ds.is_hetero, _reverses(ds, edges) if ds.is_hetero else ()), edge_label_index
+
+    @property
+    def graph(self) -> Graph:
+        return self.edges.graph
+
+    @property
+    def same_nodes(self) -> bool:
+        """Whether sources and destinations are of one type."""
+        return self.key[0] == self.key[2]
+
+
+def _reverses(ds: Dataset, edges: EdgeSet) -> tuple[EdgeKey, ...]:
+    """The edge types recorded as an edge type's reverse, and those that PyG's `ToUndirected` names so."""
+    first, name, last = edges.key
+    found = []
+    for key in ds.edge_types:
+        recorded = ds.edges(key).reverse_of == edges.key or edges.reverse_of == key
+        named = (key[0], key[2]) == (last, first) and (key[1] == f"rev_{name}" or name == f"rev_{key[1]}")
+        if key != edges.key and (recorded or named):
+            found.append(key)
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -30,11 +96,12 @@ class InputLinks:
 
     pair: int64[2, k], None for edges; slots: which edges, None for all; part: of a split, what they are called. label: [k, ...]
     of the links, of edges by edge id. number: PyG's `input_id` of a position, None for the position itself. leave_out: whether
-    links of a batch carry no messages; split: whose validation and test edges never do.
+    links of a batch carry no messages; split: whose validation and test edges never do. disjoint: whether each link has a tree
+    of its own; time, slot_time: until when that reaches, by position or else by slot, None without times.
     """
 
     edges: EdgeLookup
-    graph: Graph
+    of: LinkType
     pair: Ids | None = None
     slots: Members | None = None
     part: str | None = None
@@ -43,6 +110,9 @@ class InputLinks:
     number: Ids | None = None
     negatives: LinkNegatives | None = None
     leave_out: bool = True
+    disjoint: bool = False
+    time: AnyArray | None = None
+    slot_time: AnyArray | None = None
 
     def __len__(self) -> int:
         if self.pair is not None:
@@ -53,25 +123,38 @@ class InputLinks:
         """Sources and destinations, int64[b] each."""
         if self.pair is not None:
             return self.pair[0, position], self.pair[1, position]
-        return self.edges.ends(position if self.slots is None else self.slots[position])
+        return self.edges.ends(self._slot(position))
+
+    def _slot(self, position: Ids) -> Ids:
+        return position if self.slots is None else self.slots[position]
+
+    def times(self, position: Ids) -> AnyArray | None:
+        """[b]: the links' times; None without times."""
+        if self.time is not None:
+            return np.asarray(self.time[self.index(position)])
+        return None if self.slot_time is None else np.asarray(self.slot_time[self._slot(position)])
 
     def index(self, position: Ids) -> Ids:
         """int64[b]: the links' numbers in the input: of edges their edge ids."""
         if self.pair is not None:
             return position
-        return self.graph.edge_ids(position if self.slots is None else self.slots[position])
+        return self.of.graph.edge_ids(self._slot(position))
 
     @property
-    def held_out(self) -> HeldOut | None:
-        """Edges that carry no messages in any batch."""
-        return None if self.split is None else self.split.held_out
+    def held_out(self) -> Mapping[EdgeKey, HeldOut]:
+        """Edges that carry no messages in any batch, by edge type."""
+        return {} if self.split is None else dict.fromkeys((self.of.key, *self.of.reverses), self.split.held_out)
 
-    def seeds(self, position: Ids, key: int) -> Seeds:
+    def seeds(self, position: Ids, key: int) -> AnySeeds:
         """The ends of the links at `position` and of their negatives as a batch's seeds; key: of the negatives."""
         src, dst = self.ends(position)
-        negatives = self.negatives
-        drawn = None if negatives is None else negatives.draw(src, position, key)
-        return seeds_of_links(src, dst, drawn, None if negatives is None else negatives.mode, self.leave_out)
+        negatives, time = self.negatives, self.times(position)
+        drawn = None if negatives is None else negatives.draw(src, position, key, time)
+        mode = None if negatives is None else negatives.mode
+        if not (self.of.typed or self.disjoint):
+            return seeds_of_links(src, dst, drawn, mode, self.leave_out)
+        left_out = (self.of.key, *self.of.reverses) if self.leave_out else ()
+        return typed_seeds(self.of.key, src, dst, drawn, mode, left_out, self.disjoint, time)
 
     def input_id(self, position: Ids) -> Ids:
         """int64[b]: PyG's `input_id` of `position`: of the graph's edges the edge id."""
@@ -90,17 +173,27 @@ class InputLinks:
             label = torch.ones(len(position))
         return torch.cat([label, label.new_zeros(num_negatives, *label.shape[1:])])
 
-    def add_to(self, batch: Data, position: Ids, links: Links) -> None:
-        """Give a batch PyG's fields of its links."""
-        src, dst = torch.from_numpy(links.src), torch.from_numpy(links.dst)
+    def add_to(self, batch: Any, position: Ids, links: Links, num_nodes: Any) -> None:
+        """Give a batch PyG's fields of its links; num_nodes: new nodes per hop, of several types by node type."""
+        edge = source = target = batch
+        if self.of.typed:
+            first, _, last = self.of.key
+            edge, source, target = batch[self.of.key], batch[first], batch[last]
+            source.batch_size, target.batch_size = num_nodes[first][0], num_nodes[last][0]
+        else:
+            batch.batch_size = num_nodes[0]
+        time = self.times(position)
         if self.negatives is not None and self.negatives.mode == "triplet":
-            batch.src_index, batch.dst_pos_index = src, dst
+            source.src_index, target.dst_pos_index = torch.from_numpy(links.src), torch.from_numpy(links.dst)
             negative = torch.from_numpy(np.ascontiguousarray(links.negative_dst))
-            batch.dst_neg_index = negative.squeeze(-1)
+            target.dst_neg_index = negative.squeeze(-1)
+            source.seed_time = target.seed_time = None if time is None else torch.from_numpy(time)
             return
         ends = [np.concatenate(each) for each in ((links.src, links.negative_src), (links.dst, links.negative_dst))]
-        batch.edge_label_index = torch.from_numpy(np.stack(ends))
-        batch.edge_label = self.labels(position, len(links.negative_src))  # None is no field of a Data
+        edge.edge_label_index = torch.from_numpy(np.stack(ends))
+        edge.edge_label = self.labels(position, len(links.negative_src))  # None is no field of a Data
+        if time is not None:
+            edge.edge_label_time = torch.from_numpy(np.resize(time, edge.edge_label_index.shape[1]))
 
     @property
     def is_array(self) -> bool:
@@ -116,15 +209,25 @@ class InputLinks:
         digest.update(repr((self.leave_out, self.part, self.split, *drawn)).encode())
         weights = () if negatives is None else negatives.cumulative
         label = None if self.label is None else self.label.numpy()
-        for array in (self.pair, self.number, label, *weights):
+        given = (self.pair, self.number, label, *weights)
+        for array in given if self.time is None else (*given, self.time):
             digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
+        if self.of.typed:
+            digest.update(repr(self.of.key).encode())
         return f"links:{digest.hexdigest()}"
 
 
 def negatives_for(
-    ds: Dataset, edges: EdgeLookup, neg_sampling: Any, ratio: float | None, exact: bool, pair: Ids | None
+    of: LinkType,
+    edges: EdgeLookup,
+    neg_sampling: Any,
+    ratio: float | None,
+    exact: bool,
+    pair: Ids | None,
+    times: Times | None = None,
 ) -> LinkNegatives | None:
-    """The negatives that a loader's arguments ask for; pair: the links given, which are no exact negatives.
+    """The negatives that a loader's arguments ask for; pair: the links given, which are no exact negatives; times: of nodes,
+    which are drawn up to a link's time.
 
     neg_sampling: None, "binary", "triplet", PyG's `NegativeSampling` or a dict or tuple of its arguments. ratio: PyG's older
     way to ask for binary ones. Raises ConfigError where they do not fit, or where there are no exact negatives.
@@ -143,24 +246,55 @@ def negatives_for(
         raise ConfigError(
             f"neg_sampling={neg_sampling!r} is invalid: {error}; give 'binary', 'triplet' or dict(mode='binary', amount=1)"
         ) from None
-    if ds.num_nodes < 2:
-        raise ConfigError(f"negatives need two nodes, and {ds.path} has {ds.num_nodes}: leave neg_sampling out")
+    path, num_nodes, least = of.edges.path, of.target.num_nodes, 2 if of.same_nodes else 1
+    if min(num_nodes, of.source.num_nodes) < least:
+        raise ConfigError(f"negatives need two nodes, and {path} has {num_nodes}: leave neg_sampling out")
     mode = asked.mode.value
-    weights = [None if mode == "triplet" else asked.src_weight, asked.dst_weight]
-    sums = [_cumulative(weight, f"{end}_weight", ds) for weight, end in zip(weights, ("src", "dst"), strict=True)]
-    if not exact:
-        return LinkNegatives(mode, asked.amount, ds.num_nodes, (sums[0], sums[1]))
-    if edges.are_all():
-        raise ConfigError(f"the graph of {ds.path} has all possible edges, so no exact negatives: leave exact_negatives out")
-    given = np.empty(0, np.int64) if pair is None else np.unique(pair[0] * ds.num_nodes + pair[1])
-    return LinkNegatives(mode, asked.amount, ds.num_nodes, (sums[0], sums[1]), edges, given)
+    drawn = [(None if mode == "triplet" else of.source, asked.src_weight, "src"), (of.target, asked.dst_weight, "dst")]
+    by_time = [None if nodes is None else _by_time(nodes, times) for nodes, _, _ in drawn]
+    sums = [
+        None if nodes is None else _cumulative(weight, f"{end}_weight", nodes.num_nodes, early)
+        for (nodes, weight, end), early in zip(drawn, by_time, strict=True)
+    ]
+    if exact and edges.are_all():
+        raise ConfigError(f"the graph of {path} has all possible edges, so no exact negatives: leave exact_negatives out")
+    given = np.empty(0, np.int64) if pair is None or not exact else np.unique(pair[0] * num_nodes + pair[1])
+    sources = None if of.same_nodes else of.source.num_nodes
+    refused, kinds = (edges if exact else None, given), (sources, (by_time[0], by_time[1]))
+    return LinkNegatives(mode, asked.amount, num_nodes, (sums[0], sums[1]), *refused, *kinds)
 
 
-def _stored_labels(ds: Dataset, negatives: LinkNegatives | None) -> torch.Tensor:
+def _by_time(nodes: NodeSet, times: Times | None) -> ByTime | None:
+    """The nodes of a type in order of their times, where they have any."""
+    return ByTime.of(times.of_nodes[nodes.name]) if times is not None and nodes.name in times.of_nodes else None
+
+
+def times_for(
+    of: LinkType, times: Times | None, edge_label_time: Any, count: int, given: bool
+) -> tuple[AnyArray | None, AnyArray | None]:
+    """`edge_label_time` as the loader takes it, by link or edge id, or where there is none the edges' own times by slot.
+
+    times: what `time_attr` names; count: links, given: whether they are pairs and not edges of the graph. Raises ConfigError
+    where they do not fit one another.
+    """
+    if edge_label_time is None and times is None:
+        return None, None
+    if times is None:
+        raise ConfigError("edge_label_time needs time_attr, the name of the times it is compared with")
+    if edge_label_time is None:
+        if given or of.key not in times.of_edges:
+            raise ConfigError("edge_label_time must be given, one for each link: the links have no times of their own")
+        return None, times.of_edges[of.key]
+    time = np.asarray(edge_label_time.detach().cpu().numpy() if hasattr(edge_label_time, "detach") else edge_label_time)
+    if time.shape != (count,) or time.dtype.kind not in "iuf":
+        raise ConfigError(f"edge_label_time must be one number for each of {count} links, not {time.dtype}{list(time.shape)}")
+    return time, None
+
+
+def _stored_labels(edges: EdgeSet, negatives: LinkNegatives | None) -> torch.Tensor:
     """The store's labels of edges by edge id."""
-    edges = ds.edges()
     if edges.labels is None:
-        raise ConfigError(f"{ds.path} holds no labels of edges: ingest it with `edge_label`, or give one for each link")
+        raise ConfigError(f"{edges.path} holds no labels of edges: ingest it with `edge_label`, or give one for each link")
     if negatives is not None:
         raise ConfigError(
             "edge_label='y' is of edges, and negatives are none: leave out neg_sampling, or give a label for each link"
@@ -169,19 +303,19 @@ def _stored_labels(ds: Dataset, negatives: LinkNegatives | None) -> torch.Tensor
     return label.float() if edges.task == "multilabel" else label  # torch's losses of several labels take floats
 
 
-def _cumulative(weight: Any, name: str, ds: Dataset) -> AnyArray | None:
+def _cumulative(weight: Any, name: str, num_nodes: int, by_time: ByTime | None) -> AnyArray | None:
     if weight is None:
         return None
     array = np.asarray(weight, np.float64)
-    if array.shape != (ds.num_nodes,) or not (np.isfinite(array) & (array >= 0)).all() or not array.sum() > 0:
+    if array.shape != (num_nodes,) or not (np.isfinite(array) & (array >= 0)).all() or not array.sum() > 0:
         raise ConfigError(
-            f"{name} must be a number for each of {ds.num_nodes} nodes, finite, 0 or more and not all 0, "
+            f"{name} must be a number for each of {num_nodes} nodes, finite, 0 or more and not all 0, "
             f"not {array.dtype}{list(array.shape)}"
         )
-    return np.cumsum(array)
+    return np.cumsum(array if by_time is None else array[by_time.node])
 
 
-def part_of(ds: Dataset, edges: EdgeLookup, part: Any, split: Any) -> Members | None:
+def part_of(of: EdgeSet, edges: EdgeLookup, part: Any, split: Any) -> Members | None:
     """The slots of a part of the split, "train", "val" or "test", or of one of the store's own splits of edges; None where
     `part` names none.
 
@@ -191,22 +325,20 @@ def part_of(ds: Dataset, edges: EdgeLookup, part: Any, split: Any) -> Members | 
         raise ConfigError(f"edge_split must be an ooc.EdgeSplit, not {type(split).__name__}")
     if not isinstance(part, str):
         return None
-    if split is None and part in (there := ds.edges().splits):
-        return ds.edges().members(part)
+    if split is None and part in (there := of.splits):
+        return of.members(part)
     if part not in PARTS or split is None:
         own = f", or one of the store's splits of edges: {', '.join(there)}" if split is None and there else ""
         raise ConfigError(f"edge_label_index={part!r}: give links [2, k], or {', '.join(PARTS)} with an edge_split{own}")
     return split.members(part, edges.pieces(), edges.num_edges)
 
 
-def pairs_of(ds: Dataset, edge_label_index: Any) -> Ids | None:
-    """`edge_label_index` as int64[2, k]; None for edges of the graph. Also (the edge type or None, these), as PyG takes them.
+def pairs_of(of: LinkType, edge_label_index: Any) -> Ids | None:
+    """`edge_label_index` as int64[2, k]; None for edges of the graph.
 
-    Ends that are words are the user's own ids (`Dataset.rows_of`). Raises ConfigError for another form, InputError for an end
+    Ends that are words are the user's own ids (`NodeSet.rows_of`). Raises ConfigError for another form, InputError for an end
     that is no node.
     """
-    if isinstance(edge_label_index, tuple) and len(edge_label_index) == 2 and _is_type(edge_label_index[0]):
-        edge_label_index = edge_label_index[1]
     if edge_label_index is None or isinstance(edge_label_index, str):
         return None
     if isinstance(edge_label_index, torch.Tensor):
@@ -214,20 +346,28 @@ def pairs_of(ds: Dataset, edge_label_index: Any) -> Ids | None:
     else:
         given = np.array([np.asarray(each) for each in edge_label_index]) if len(edge_label_index) == 2 else np.empty(0)
     if given.dtype.kind in "UOT" and given.ndim == 2:
-        given = np.stack([ds.rows_of(list(each)) for each in given])
+        given = np.stack([nodes.rows_of(list(each)) for nodes, each in zip((of.source, of.target), given, strict=True)])
     if given.ndim != 2 or given.shape[0] != 2 or (given.dtype.kind not in "iu" and given.size):
         raise ConfigError(
             f"edge_label_index must be whole numbers [2, k], sources and destinations, not {given.dtype}{list(given.shape)}"
         )
     pair = np.ascontiguousarray(given, np.int64)
-    wrong = ((pair < 0) | (pair >= ds.num_nodes)).any(axis=0)
+    counts = np.array([[of.source.num_nodes], [of.target.num_nodes]])
+    wrong = ((pair < 0) | (pair >= counts)).any(axis=0)
     if wrong.any():
-        at = int(np.argmax(wrong))
+        at, (sources, targets) = int(np.argmax(wrong)), counts[:, 0] - 1
+        have = f"nodes 0..{targets}"
+        if not of.same_nodes:
+            have = f"{of.source.name!r} nodes 0..{sources} and {of.target.name!r} nodes 0..{targets}"
         raise InputError(
-            f"link {at} of edge_label_index, from {pair[0, at]} to {pair[1, at]}, is out of range: the store has nodes "
-            f"0..{ds.num_nodes - 1}"
+            f"link {at} of edge_label_index, from {pair[0, at]} to {pair[1, at]}, is out of range: the store has {have}"
         )
     return pair
+
+
+def _is_key(given: Any) -> bool:
+    """Whether it is (source type, name, target type)."""
+    return isinstance(given, tuple) and len(given) == 3 and all(isinstance(name, str) for name in given)
 
 
 def _is_type(given: Any) -> bool:
@@ -235,7 +375,7 @@ def _is_type(given: Any) -> bool:
     return given is None or isinstance(given, str) or (isinstance(given, tuple) and all(isinstance(n, str) for n in given))
 
 
-def labels_for(ds: Dataset, edge_label: Any, count: int, negatives: LinkNegatives | None) -> torch.Tensor | None:
+def labels_for(edges: EdgeSet, edge_label: Any, count: int, negatives: LinkNegatives | None) -> torch.Tensor | None:
     """`edge_label` as the loader takes it, [count, ...], "y" for the store's; with binary negatives classes from 0 on become 1
     and more, as in PyG.
 
@@ -244,7 +384,7 @@ def labels_for(ds: Dataset, edge_label: Any, count: int, negatives: LinkNegative
     if edge_label is None:
         return None
     if isinstance(edge_label, str) and edge_label == "y":
-        return _stored_labels(ds, negatives)
+        return _stored_labels(edges, negatives)
     if isinstance(edge_label, Mapping | str):
         raise ConfigError(f"edge_label must be numbers, one a link, not {edge_label!r}")
     label = torch.as_tensor(edge_label).detach().cpu()

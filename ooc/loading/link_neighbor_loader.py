@@ -18,10 +18,9 @@ from ooc.loading.arguments import (
     check_pyg_arguments,
     dataset_of,
     input_ids_of,
-    weight_column_of,
 )
 from ooc.loading.choose_read_strategy import edges_stay_on_disk
-from ooc.loading.input_links import InputLinks, labels_for, negatives_for, pairs_of, part_of
+from ooc.loading.input_links import InputLinks, LinkType, labels_for, negatives_for, pairs_of, part_of, times_for
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.ranks import share_of
 from ooc.loading.sampling import Sampling
@@ -30,7 +29,6 @@ from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.sampling.edge_split import EdgeSplit
 from ooc.sampling.links import EdgeLookup
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError
 
 
 class LinkNeighborLoader(NeighborLoader):
@@ -84,8 +82,11 @@ class LinkNeighborLoader(NeighborLoader):
         edge_label: Any = None,
         edge_label_time: Any = None,
         replace: bool = False,
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
         neg_sampling: Any = None,
         neg_sampling_ratio: float | None = None,
+        time_attr: str | None = None,
         weight_attr: str | None = None,
         transform: Callable[[Data], Any] | None = None,
         batch_size: int = 1,
@@ -116,26 +117,28 @@ class LinkNeighborLoader(NeighborLoader):
     ) -> None:
         own = list(inspect.signature(LinkNeighborLoader).parameters)
         check_pyg_arguments({"num_workers": num_workers, **arguments}, own, "LinkNeighborLoader")
-        if edge_label_time is not None:
-            raise ConfigError("edge_label_time needs temporal sampling, which is not supported: leave it out")
         data = dataset_of(data)
+        of, edge_label_index = LinkType.of(data, edge_label_index)
+        sampling = Sampling.of(data, num_neighbors, replace, weight_attr, disjoint, time_attr, temporal_strategy)
         budget = budget or plan_memory(data)
-        x = data.stored("x") if features and data.num_features else None
-        stay = edges_stay_on_disk(data, [x], weight_column_of(data.graph, weight_attr), budget)
-        edges = EdgeLookup(data.graph, data.edge_rows("indices") if stay else None)
-        pair, slots = pairs_of(data, edge_label_index), part_of(data, edges, edge_label_index, edge_split)
-        count = data.num_edges if pair is None else pair.shape[1]
-        drawn = negatives_for(data, edges, neg_sampling, neg_sampling_ratio, exact_negatives, pair)
-        label, number = labels_for(data, edge_label, count, drawn), input_ids_of(input_id, count, "links")
+        x = of.target.stored("x") if features and of.target.num_features and not data.is_hetero else None
+        stay = not data.is_hetero and edges_stay_on_disk(data, [x], sampling.weight, budget)
+        edges = EdgeLookup(of.graph, of.edges.rows("indices") if stay else None)
+        pair, slots = pairs_of(of, edge_label_index), part_of(of.edges, edges, edge_label_index, edge_split)
+        count = of.edges.num_edges if pair is None else pair.shape[1]
+        drawn = negatives_for(of, edges, neg_sampling, neg_sampling_ratio, exact_negatives, pair, sampling.times)
+        label, number = labels_for(of.edges, edge_label, count, drawn), input_ids_of(input_id, count, "links")
         part = edge_label_index if slots is not None else None
-        links = InputLinks(edges, data.graph, pair, slots, part, edge_split, label, number, drawn, not keep_supervision_edges)
+        given = pair, slots, part, edge_split, label, number, drawn, not keep_supervision_edges
+        time = times_for(of, sampling.times, edge_label_time, count, pair is not None)
+        links = InputLinks(edges, of, *given, sampling.disjoint, *time)
         share = share_of(seed, rank, world_size, own_ids=links.is_array, in_order=not shuffle)
         order = Order(links, batch_size, shuffle, drop_last=drop_last, **share._asdict())
         check_numbers(order, sample_threads=sample_threads, read_threads=read_threads)
         self._set_up(
             data,
             order,
-            Sampling.of(data, num_neighbors, replace, weight_attr),
+            sampling,
             (sample_threads, read_threads),
             transform=transform,
             pin_memory=pin_memory,

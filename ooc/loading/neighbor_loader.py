@@ -388,7 +388,6 @@ def collator_of(
         of_edges = edge_features_of(ds, edge_features, dtype, {*masks, *values, *sampling.edge_values})
         names, fields = (sampling.weight_attr, edge_ids, sampling.induced), (values, sampling.edge_values, sampling.layers)
         return Collator(ds.graph, gather, *names, masks, of_edges, *fields)
-    assert isinstance(nodes, InputNodes), "links are of a graph of one type"
     types = {}
     for name in ds.node_types:
         own = ds.nodes(name)
@@ -396,7 +395,7 @@ def collator_of(
         labels = None if own.labels is None else Labels(own.labels, floats=own.task == "multilabel")
         masks = masks_of(own) if split_masks else {}
         types[name] = TypeRows(x, gather, labels, masks, sampling.values(name), beside.get(name, 0))
-    seeds = nodes.node_type or ds.node_types[0]
+    seeds = nodes.of.key if isinstance(nodes, InputLinks) else nodes.node_type or ds.node_types[0]
     by_type = edge_features_by_type(ds, edge_features, dtype, sampling.edge_values)
     times, layers = sampling.edge_values, sampling.layers
     return HeteroCollator(graphs_of(ds), types, seeds, sampling.weight_attr, edge_ids, times, layers, by_type)

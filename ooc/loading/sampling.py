@@ -10,9 +10,10 @@ from ooc.graph.hetero import EdgeKey, only_type
 from ooc.loading.arguments import InputNodes, fanouts_of, weight_column_of
 from ooc.sampling import HeteroNeighborSampler
 from ooc.sampling.disjoint_neighbor import DisjointSampler, Times
+from ooc.sampling.edge_split import HeldOut
 from ooc.sampling.hgt import HGTSampler
 from ooc.sampling.induced import induced
-from ooc.sampling.links import Seeds
+from ooc.sampling.links import AnySeeds, Seeds, TypedSeeds
 from ooc.stores.arrays.rows import AnyArray
 from ooc.stores.arrays.whole import whole
 from ooc.stores.dataset import Dataset
@@ -119,14 +120,19 @@ class Sampling:
         return replace(nodes, node_time=own)
 
     def sampler(
-        self, ds: Dataset, max_bytes: int | None, row_bytes: Mapping[str, int]
+        self,
+        ds: Dataset,
+        max_bytes: int | None,
+        row_bytes: Mapping[str, int],
+        held_out: Mapping[EdgeKey, HeldOut] | None = None,
     ) -> HeteroNeighborSampler | DisjointSampler | HGTSampler:
-        """What draws batches of several types, or trees. row_bytes: of a node's features and labels, by node type."""
+        """What draws batches of several types, or trees. row_bytes: of a node's features and labels, by node type; held_out:
+        edges that carry no messages, by edge type."""
         graphs, num_nodes = graphs_of(ds), {name: ds.nodes(name).num_nodes for name in ds.node_types}
         fanout = self.fanout if ds.is_hetero else dict.fromkeys(graphs, self.fanout)
         if self.disjoint:
-            return DisjointSampler(graphs, num_nodes, fanout, self.replace, max_bytes, row_bytes, self.times)
-        return HeteroNeighborSampler(graphs, num_nodes, fanout, self.replace, self.weight, max_bytes, row_bytes)
+            return DisjointSampler(graphs, num_nodes, fanout, self.replace, max_bytes, row_bytes, self.times, held_out)
+        return HeteroNeighborSampler(graphs, num_nodes, fanout, self.replace, self.weight, max_bytes, row_bytes, held_out)
 
 
 @dataclass(frozen=True)
@@ -139,23 +145,42 @@ class HGTSampling(Sampling):
     def identity(self) -> dict[str, Any]:
         return {"num_samples": self.fanout}
 
-    def sampler(self, ds: Dataset, max_bytes: int | None, row_bytes: Mapping[str, int]) -> HGTSampler:
+    def sampler(
+        self,
+        ds: Dataset,
+        max_bytes: int | None,
+        row_bytes: Mapping[str, int],
+        held_out: Mapping[EdgeKey, HeldOut] | None = None,
+    ) -> HGTSampler:
         num_nodes = {name: ds.nodes(name).num_nodes for name in ds.node_types}
         return HGTSampler(graphs_of(ds), num_nodes, self.fanout, max_bytes, row_bytes)
 
 
-def drawing(ds: Dataset, sampling: Sampling, max_bytes: int | None, row_bytes: Mapping[str, int], seed_type: str) -> Any:
-    """The `DrawSubgraph` of seeds of one type: a `HeteroSubgraph`, of a homogeneous graph a `Subgraph`.
+def drawing(
+    ds: Dataset,
+    sampling: Sampling,
+    max_bytes: int | None,
+    row_bytes: Mapping[str, int],
+    seed_type: str,
+    held_out: Mapping[EdgeKey, HeldOut] | None = None,
+) -> Any:
+    """The `DrawSubgraph` of seeds, a `HeteroSubgraph`, of a homogeneous graph a `Subgraph`.
 
-    max_bytes: of a batch; row_bytes: of a node's features and labels, by node type.
+    max_bytes: of a batch; row_bytes: of a node's features and labels, by node type; seed_type: of `Seeds`; held_out: edges that
+    carry no messages, by edge type.
     """
-    sampler = sampling.sampler(ds, max_bytes, row_bytes)
+    sampler = sampling.sampler(ds, max_bytes, row_bytes, held_out)
 
-    def draw(seeds: Seeds, key: int) -> tuple[Any, int]:
+    def draw(given: AnySeeds, key: int) -> tuple[Any, int]:
+        seeds = given
+        if isinstance(seeds, Seeds):
+            seeds = TypedSeeds({seed_type: seeds.node}, time=None if seeds.time is None else {seed_type: seeds.time})
         if isinstance(sampler, DisjointSampler):
-            found = sampler.sample({seed_type: seeds.node}, key, None if seeds.time is None else {seed_type: seeds.time})
+            found = sampler.sample(seeds.node, key, seeds.left_out, seeds.time, seeds.tree)
+        elif isinstance(sampler, HeteroNeighborSampler):
+            found = sampler.sample(seeds.node, key, seeds.left_out)
         else:
-            found = sampler.sample({seed_type: seeds.node}, key)
+            found = sampler.sample(seeds.node, key)
         if sampling.induced:
             found = induced(graphs_of(ds), found, sampler.max_bytes)
         return found if ds.is_hetero else only_type(found), 0

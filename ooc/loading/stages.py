@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor, Purpose, key, seeds_of
 from ooc.runtime.memory_plan import MemoryPlan, words_for
 from ooc.sampling import OnDiskFrontier
-from ooc.sampling.links import Seeds
+from ooc.sampling.links import AnySeeds, Seeds
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
 from ooc.stores.errors import BudgetError
@@ -39,7 +39,7 @@ BUFFERS_KEPT, PINNED_KEPT = 1, 4
 
 InMemoryRows = tuple[AnyArray, NDArray[Any]]
 """(rows as stored, positions int32|int64[n] of a batch's among them)"""
-DrawSubgraph = Callable[[Seeds, int], tuple[Any, int]]
+DrawSubgraph = Callable[[AnySeeds, int], tuple[Any, int]]
 """(seeds, key) -> (the subgraph as of `SampledBatch`, bytes of edges read from the disk for it)"""
 
 
@@ -62,7 +62,7 @@ class Order:
             self.nodes, cursor, self.batch_size, self.shuffle, self.seed, self.drop_last, self.rank, self.world_size
         )
 
-    def seeds(self, epoch: int, position: Ids) -> Seeds:
+    def seeds(self, epoch: int, position: Ids) -> AnySeeds:
         return self.nodes.seeds(position, key(self.seed, Purpose.NEGATIVE, epoch))
 
     def key(self, cursor: Cursor) -> int:
@@ -180,7 +180,7 @@ class SampleStage:
                 yield drawn
             del found  # before the next ones are drawn
 
-    def _subgraphs(self, seeds: list[Seeds], keys: list[int]) -> Sequence[Any]:
+    def _subgraphs(self, seeds: list[AnySeeds], keys: list[int]) -> Sequence[Any]:
         """The subgraphs of the first of these seeds, of one at least, or what it failed on."""
         if self.frontier is not None:
             return self._together(seeds, keys)
@@ -189,19 +189,20 @@ class SampleStage:
         except BudgetError as error:
             return [error]
 
-    def _together(self, seeds: list[Seeds], keys: list[int]) -> Sequence[Subgraph | Exception]:
+    def _together(self, seeds: list[AnySeeds], keys: list[int]) -> Sequence[Subgraph | Exception]:
         assert self.frontier is not None
-        together = self.frontier.sample([each.node for each in seeds], keys, [each.left_out for each in seeds])
+        plain = cast(list[Seeds], seeds)  # trees and several types are read through memory maps
+        together = self.frontier.sample([each.node for each in plain], keys, [each.left_out for each in plain])
         self.counts.add(topology=together.nbytes)
         return together.batches
 
-    def _drawn(self, seeds: Seeds, key: int) -> Any:
+    def _drawn(self, seeds: AnySeeds, key: int) -> Any:
         subgraph, nbytes = self.draw(seeds, key)
         if nbytes:
             self.counts.add(topology=nbytes)
         return subgraph
 
-    def _checked(self, cursor: Cursor, position: Ids, last: bool, subgraph: Any, seeds: Seeds) -> SampledBatch:
+    def _checked(self, cursor: Cursor, position: Ids, last: bool, subgraph: Any, seeds: AnySeeds) -> SampledBatch:
         self.topology.trim(subgraph)
         drawn, most = SampledBatch(cursor.step, last, position, subgraph, seeds.links), self.limit.max_bytes
         need = self.limit.need(drawn, self.drawing_bytes(subgraph.nbytes))  # the sampler has not counted what collation adds

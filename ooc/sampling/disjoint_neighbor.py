@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from ooc.graph.hetero import EdgeKey, HeteroSubgraph
 from ooc.runtime.keyed_random import mix, mix64
+from ooc.sampling.edge_split import HeldOut, pair_number
 from ooc.sampling.hetero_neighbor import Fanouts, HeteroBuilder, HeteroNeighborSampler, edge_name
 from ooc.sampling.kernels import draw_distinct, num_drawn, sort_slots, stream_of, uniform
+from ooc.sampling.left_out import NOTHING, LeftOut, is_left_out
 from ooc.sampling.neighbor import EdgeHops, EdgeSampler, NodeHops, damaged_slot
 from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.errors import ConfigError, InputError
@@ -52,6 +54,8 @@ class Trees:
     """uint64[trees]"""
     time: AnyArray | None
     """[trees]; None without times"""
+    left_out: Mapping[EdgeKey, LeftOut] = field(default_factory=dict)
+    """of each edge type, at the seeds of its target type"""
 
 
 class DisjointSampler(HeteroNeighborSampler):
@@ -60,6 +64,7 @@ class DisjointSampler(HeteroNeighborSampler):
     Args:
         graphs, num_nodes, fanout, replace, max_bytes, row_bytes: As of `HeteroNeighborSampler`.
         times: What may be reached; None without times.
+        held_out: Edges that no tree has, by edge type.
 
     Raises:
         ConfigError: As `HeteroNeighborSampler`.
@@ -78,9 +83,10 @@ class DisjointSampler(HeteroNeighborSampler):
         max_bytes: int | None = None,
         row_bytes: Mapping[str, int] | None = None,
         times: Times | None = None,
+        held_out: Mapping[EdgeKey, HeldOut] | None = None,
     ) -> None:
         super().__init__(graphs, num_nodes, fanout, replace, None, max_bytes, row_bytes)
-        self.times = times or Times()
+        self.times, self._held_out = times or Times(), held_out or {}
         self._time: dict[EdgeKey, tuple[int, AnyArray]] = {}
         for key in self.samplers:
             kind, time = self.times.of(key)
@@ -95,6 +101,7 @@ class DisjointSampler(HeteroNeighborSampler):
         self,
         seeds: Mapping[str, Ids],
         key: int,
+        left_out: Mapping[EdgeKey, LeftOut] | None = None,
         time: Mapping[str, AnyArray] | None = None,
         tree: Mapping[str, Ids] | None = None,
     ) -> HeteroSubgraph:
@@ -103,6 +110,7 @@ class DisjointSampler(HeteroNeighborSampler):
         Args:
             seeds: int64[b] by node type; types without seeds may be left out.
             key: Of the draws; see `ooc.runtime.keyed_random`.
+            left_out: Sources left out at the seeds of an edge type's target type.
             time: Of each seed, [b] by node type; None where `times` limit nothing.
             tree: Number of each seed's tree from 0 on, int64[b] by node type, so that seeds of several types may share one;
                 None: each seed has its own, type by type.
@@ -117,7 +125,7 @@ class DisjointSampler(HeteroNeighborSampler):
         """
         numbers = tree or _own_trees(seeds)
         builder = self.begin(seeds)
-        trees = self._trees(builder, numbers, key, time)
+        trees = replace(self._trees(builder, numbers, key, time), left_out=left_out or {})
         for name, nodes in builder.nodes.items():
             if nodes.size:
                 nodes.node += np.asarray(numbers[name], np.int64) * self.num_nodes[name]
@@ -168,7 +176,11 @@ class DisjointSampler(HeteroNeighborSampler):
     ) -> None:
         kind, time = self._time[name]
         limit = _limits(trees.time, time.dtype) if kind != _ANY_TIME and trees.time is not None else np.empty(0, time.dtype)
-        scratch = np.empty(max(degree, 0) if kind == _NODE_TIME else 0, np.int64)
+        left_out, held_out = LeftOut(_NONE, _NONE), self._held_out.get(name, NOTHING)
+        if hop == 0:
+            left_out = trees.left_out.get(name, left_out)
+        listed = kind == _NODE_TIME or len(left_out.node) > 0 or held_out.share > 0
+        scratch = np.empty(max(degree, 0) if listed else 0, np.int64)
         bad = draw_trees(
             sampler.indptr,
             sampler.indices,
@@ -182,6 +194,11 @@ class DisjointSampler(HeteroNeighborSampler):
             kind,
             time,
             limit,
+            self.num_nodes[name[0]],
+            left_out.indptr,
+            left_out.node,
+            held_out.key,
+            held_out.share,
             scratch,
             edges.slot,
             edges.indptr,
@@ -245,13 +262,22 @@ def mixed(key: NDArray[np.uint64], number: np.uint64) -> NDArray[np.uint64]:
 
 @kernel
 def eligible(
-    indptr: Ids, indices: AnyArray, v: int, kind: int, time: AnyArray, limit: Any, candidate: Ids
+    indptr: Ids,
+    indices: AnyArray,
+    v: int,
+    kind: int,
+    time: AnyArray,
+    limit: Any,
+    num_sources: int,
+    left: Ids,
+    held_key: np.uint64,
+    share: float,
+    candidate: Ids,
 ) -> tuple[int, int, int]:
-    """(first, count, damaged): the in-edges of `v` up to the time `limit` are slots first:first+count or, with times of nodes,
-    candidate[:count], and first is -1. damaged: -1, or a slot without a valid node id."""
+    """(first, count, damaged): the in-edges of `v` up to the time `limit` are slots first:first+count; with times of nodes, or
+    edges to leave out, they are candidate[:count], and first is -1. left: sources to leave out, ascending. damaged: -1, or a
+    slot without a valid node id."""
     first, last = indptr[v], indptr[v + 1]
-    if kind == 0:
-        return first, last - first, -1
     if kind == 1:
         low, high = first, last
         while low < high:
@@ -260,13 +286,18 @@ def eligible(
                 low = middle + 1
             else:
                 high = middle
-        return first, low - first, -1
+        last = low
+    if kind != 2 and len(left) == 0 and share == 0:
+        return first, last - first, -1
     count = 0
     for s in range(first, last):
-        neighbor = np.int64(indices[s])
-        if neighbor < 0 or neighbor >= len(time):
+        neighbor = int(indices[s])
+        if neighbor < 0 or neighbor >= num_sources:
             return -1, 0, s
-        if time[neighbor] <= limit:
+        wanted = kind != 2 or time[neighbor] <= limit
+        if wanted and share > 0:
+            wanted = pair_number(held_key, neighbor, v) >= share
+        if wanted and not is_left_out(left, 0, len(left), neighbor):
             candidate[count] = s
             count += 1
     return -1, count, -1
@@ -299,25 +330,34 @@ def draw_trees(
     kind: int,
     time: AnyArray,
     limit: AnyArray,
+    num_sources: int,
+    left_indptr: Ids,
+    left: Ids,
+    held_key: np.uint64,
+    share: float,
     candidate: Ids,
     slot: Ids,
     edge_indptr: Ids,
 ) -> int:
     """`kernels.draw_uniform` at nodes of trees: node[i] is tree * num_nodes + node. Returns -1, or a damaged slot.
 
-    key, limit: [trees]. kind: see `eligible`. candidate: scratch, int64 of at least the most in-edges of a node.
+    key, limit: [trees]. kind, num_sources, held_key, share: see `eligible`. left_indptr, left: the sources left out at each of
+    the nodes, as of `LeftOut`; empty for none. candidate: scratch, int64 of at least the most in-edges of a node.
     """
     at = edge_indptr[start]
     for i in range(start, stop):
         tree = node[i] // num_nodes
         v = node[i] - tree * num_nodes
         until = limit[tree] if kind != 0 else limit.dtype.type(0)
-        first, count, damaged = eligible(indptr, indices, v, kind, time, until, candidate)
+        out = left[left_indptr[i - start] : left_indptr[i - start + 1]] if len(left) > 0 else left
+        filtering = (num_sources, out, held_key, share, candidate)
+        first, count, damaged = eligible(indptr, indices, v, kind, time, until, *filtering)
         if damaged >= 0:
             return damaged
         base = max(first, 0)
         drawn = num_drawn(count, fanout, replace and not last)
-        if last and first < 0 and drawn < count:
+        by_source = last and kind == 2 and drawn < count
+        if by_source:
             latest(indices, time, candidate, count, drawn, slot, at)
         elif last or fanout < 0 or (drawn == count and not replace):
             for j in range(drawn):
@@ -329,7 +369,7 @@ def draw_trees(
             sort_slots(slot, at, at + drawn)
         else:
             draw_distinct(stream_of(key[tree], v), base, count, drawn, slot, at)
-        if first < 0 and not (last and drawn < count):
+        if first < 0 and not by_source:
             for j in range(drawn):
                 slot[at + j] = candidate[slot[at + j]]
         at += drawn

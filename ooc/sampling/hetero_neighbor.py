@@ -12,6 +12,8 @@ import numpy as np
 from ooc.graph.hetero import EdgeKey, EdgeSample, HeteroSubgraph
 from ooc.runtime.keyed_random import numbered
 from ooc.runtime.memory_plan import words_for
+from ooc.sampling.edge_split import HeldOut
+from ooc.sampling.left_out import LeftOut
 from ooc.sampling.neighbor import (
     TABLE_KEPT,
     EdgeHops,
@@ -102,6 +104,7 @@ class HeteroNeighborSampler:
         weight: Column of the graphs to sample in proportion to; edge types without it are sampled uniformly.
         max_bytes: Limit of a batch's arrays, hash tables and features; None: no limit.
         row_bytes: Bytes of a node's features and labels, by node type.
+        held_out: Edges that are never sampled, by edge type.
 
     Raises:
         ConfigError: A fan-out or the weight is invalid, or an edge type is unknown.
@@ -120,6 +123,7 @@ class HeteroNeighborSampler:
         weight: str | None = None,
         max_bytes: int | None = None,
         row_bytes: Mapping[str, int] | None = None,
+        held_out: Mapping[EdgeKey, HeldOut] | None = None,
     ) -> None:
         self.fanout = fanouts_of(fanout, list(graphs))
         if weight is not None and all(weight not in graph.columns for graph in graphs.values()):
@@ -130,7 +134,8 @@ class HeteroNeighborSampler:
             if not {key[0], key[2]} <= self.num_nodes.keys():
                 raise ConfigError(f"the edge type {edge_name(key)} ends at no node type: there are {', '.join(self.num_nodes)}")
             own = weight if weight in graph.columns else None
-            self.samplers[key] = EdgeSampler(graph, self.fanout[key], replace, own, self.num_nodes[key[0]])
+            held = (held_out or {}).get(key)
+            self.samplers[key] = EdgeSampler(graph, self.fanout[key], replace, own, self.num_nodes[key[0]], held)
             if graph.num_nodes != self.num_nodes[key[2]]:
                 raise ConfigError(
                     f"the edge type {edge_name(key)} has {graph.num_nodes} targets, but there are "
@@ -141,12 +146,13 @@ class HeteroNeighborSampler:
         self.row_bytes = {name: (row_bytes or {}).get(name, 0) for name in self.num_nodes}
         self._tables = {name: Table() for name in self.num_nodes}
 
-    def sample(self, seeds: Mapping[str, Ids], key: int) -> HeteroSubgraph:
+    def sample(self, seeds: Mapping[str, Ids], key: int, left_out: Mapping[EdgeKey, LeftOut] | None = None) -> HeteroSubgraph:
         """Sample the neighborhood of `seeds`.
 
         Args:
             seeds: int64[b] by node type, duplicates allowed; types without seeds may be left out.
             key: Of the draws; see `ooc.runtime.keyed_random`.
+            left_out: Sources left out of the draws of an edge type, at the seeds of its target type.
 
         Returns:
             The subgraph, with every node type and edge type of the graph.
@@ -157,22 +163,35 @@ class HeteroNeighborSampler:
             StoreError: The topology is damaged.
         """
         builder = self.begin(seeds)
+        for each, own in (left_out or {}).items():
+            builder.edges[each].left_out = own
         self.expand(
             builder,
             lambda hop: self.draw(builder, hop, key),
             lambda each: self.samplers[each].gather(builder.edges[each]),
+            lambda hop: self.leave_out(builder, hop, key),
         )
         return builder.finish()
 
-    def expand(self, builder: HeteroBuilder, draw: Callable[[int], None], gather: Callable[[EdgeKey], None]) -> None:
-        """Sample all hops. draw: fills the slots of a hop; gather: sets the sources of an edge type's."""
+    def expand(
+        self,
+        builder: HeteroBuilder,
+        draw: Callable[[int], None],
+        gather: Callable[[EdgeKey], None],
+        leave_out: Callable[[int], bool] = lambda hop: True,
+    ) -> None:
+        """Sample all hops. draw: fills the slots of a hop; gather: sets the sources of an edge type's; leave_out: drops edges
+        of a hop, False where it has to be drawn again."""
         try:
             for name, nodes in builder.nodes.items():
                 self._tables[name].refill(nodes.size, nodes.node, nodes.size)
             for hop in range(self.hops):
-                draw(hop)
-                for each in self.samplers:
-                    gather(each)
+                drawn = False
+                while not drawn:
+                    draw(hop)
+                    for each in self.samplers:
+                        gather(each)
+                    drawn = leave_out(hop)
                 self.number(builder)
         finally:
             for table in self._tables.values():
@@ -199,6 +218,14 @@ class HeteroNeighborSampler:
         for number, (each, sampler) in enumerate(self.samplers.items()):
             nodes, edges, (_, _, degree) = builder.nodes[each[2]], builder.edges[each], counts[each]
             sampler.draw_edges(nodes, edges, hop, numbered(key, number), degree)
+
+    def leave_out(self, builder: HeteroBuilder, hop: int, key: int) -> bool:
+        """Drop the edges to leave out of a hop, of every edge type; see `EdgeSampler.leave_out`."""
+        done = [
+            sampler.leave_out(builder.nodes[each[2]], builder.edges[each], hop, numbered(key, number))
+            for number, (each, sampler) in enumerate(self.samplers.items())
+        ]
+        return all(done)
 
     def grow(
         self, builder: HeteroBuilder, hop: int, counts: Mapping[EdgeKey, tuple[int, int, int]], trees: int | None = None

@@ -32,7 +32,8 @@ _WHOLE = 4
 """A node with at most so many times the slots it would draw reads all of them: they lie together"""
 _DEVIATIONS = 6.0
 """By so many standard deviations more slots are drawn than are held out on average, so that hardly a node has too few"""
-_NOTHING = HeldOut(np.uint64(0), 0.0)
+NOTHING = HeldOut(np.uint64(0), 0.0)
+"""no edges"""
 
 
 class LeftOut(NamedTuple):
@@ -74,7 +75,7 @@ class FilteredDraws:
         weighted: bool,
     ) -> None:
         self.left_out = LeftOut(np.zeros(len(node) + 1, np.int64), np.empty(0, np.int64)) if left_out is None else left_out
-        self.held_out, self.fanout, self.replace = held_out or _NOTHING, fanout, replace
+        self.held_out, self.fanout, self.replace = held_out or NOTHING, fanout, replace
         self.take = np.empty(len(node), np.int64)
         """slots that each node draws before any are left out; -1 for all"""
         _plan(indptr, node, self.left_out.indptr, self.held_out.share, fanout, weighted, self.take)
@@ -199,7 +200,7 @@ def _draw_weighted(
 
 
 @kernel
-def _is_left_out(left: Ids, first: int, last: int, node: int) -> bool:
+def is_left_out(left: Ids, first: int, last: int, node: int) -> bool:
     """Whether `node` is in left[first:last], ascending."""
     while first < last:
         middle = (first + last) // 2
@@ -236,7 +237,7 @@ def _choose(
         filtered = share > 0 or left_indptr[i] < left_indptr[i + 1]
         for e in range(first, last):
             held_out = share > 0 and pair_number(held_key, source[e], node[i]) < share
-            if not (held_out or _is_left_out(left, left_indptr[i], left_indptr[i + 1], source[e])):
+            if not (held_out or is_left_out(left, left_indptr[i], left_indptr[i + 1], source[e])):
                 kept[at] = e
                 at += 1
         size = at - begin
@@ -305,7 +306,7 @@ def _choose_weighted(
             own = np.empty(last - first, np.float64)
             for e in range(first, last):
                 out = share > 0 and pair_number(held_key, source[e], node[i]) < share
-                out = out or _is_left_out(left, left_indptr[i], left_indptr[i + 1], source[e])
+                out = out or is_left_out(left, left_indptr[i], left_indptr[i + 1], source[e])
                 own[e - first] = 0.0 if out else np.float64(weight[slot[e]])
             count, stream = num_drawn(last - first, fanout, replace), stream_of(key, node[i])
             drawn = 0

@@ -6,13 +6,14 @@ destination: for destinations drawn uniformly these are as many as a node has in
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.graph.hetero import EdgeKey
 from ooc.runtime.keyed_random import KeyedPermutation, mix, mix64
 from ooc.sampling.kernels import stream_of, uniform
 from ooc.sampling.left_out import LeftOut
@@ -57,6 +58,38 @@ class Seeds(NamedTuple):
     """[b]: until when their neighborhoods reach; None without times"""
 
 
+class TypedSeeds(NamedTuple):
+    """The seeds of a batch by node type, some of which may share a tree."""
+
+    node: Mapping[str, Ids]
+    """int64[b] each"""
+    left_out: Mapping[EdgeKey, LeftOut] | None = None
+    """edges that carry no messages"""
+    links: Links | None = None
+    """that they are the ends of"""
+    time: Mapping[str, AnyArray] | None = None
+    """[b] each, as of `Seeds`"""
+    tree: Mapping[str, Ids] | None = None
+    """int64[b] each: the tree that a seed is in; None: each has its own, where they have any"""
+
+
+AnySeeds = Seeds | TypedSeeds
+
+
+class ByTime(NamedTuple):
+    """Nodes in order of time, of which those up to a time are a prefix."""
+
+    node: Ids
+    """int64[n]"""
+    time: AnyArray
+    """[n], ascending"""
+
+    @classmethod
+    def of(cls, time: AnyArray) -> "ByTime":
+        order = np.argsort(time, kind="stable")
+        return cls(order, time[order])
+
+
 class EdgeLookup:
     """The edges of a graph by slot and by their ends.
 
@@ -66,7 +99,8 @@ class EdgeLookup:
     def __init__(self, graph: Graph, rows: Rows | None = None) -> None:
         self.indptr, self._rows = np.asarray(graph.indptr), rows
         self._indices = None if rows is not None else np.asarray(graph.indices)
-        self.num_nodes, self.num_edges = graph.num_nodes, graph.num_edges
+        self.num_nodes, self.num_edges, self.bipartite = graph.num_nodes, graph.num_edges, graph.sources is not None
+        self.num_sources = graph.num_nodes if graph.sources is None else graph.sources
 
     def ends(self, slot: Ids) -> tuple[Ids, Ids]:
         """The sources and destinations of `slot`, int64[k] each. Raises StoreError for a damaged slot."""
@@ -93,13 +127,13 @@ class EdgeLookup:
         return found
 
     def are_all(self) -> bool:
-        """Whether every two nodes have an edge in both directions."""
-        nodes = self.num_nodes
-        if self.num_edges < nodes * (nodes - 1):
+        """Whether every two nodes have an edge in both directions, of a bipartite graph every source and destination."""
+        most = self.num_sources - (not self.bipartite)
+        if self.num_edges < self.num_nodes * most:
             return False
-        for node in range(nodes):
+        for node in range(self.num_nodes):
             source = self._sources(np.arange(self.indptr[node], self.indptr[node + 1]))
-            if len(np.unique(source[source != node])) < nodes - 1:
+            if len(np.unique(source if self.bipartite else source[source != node])) < most:
                 return False
         return True
 
@@ -111,7 +145,7 @@ class EdgeLookup:
             read = np.empty(len(slot), self._rows.dtype)
             self._rows.read(slot, read)
             source = read.astype(np.int64)
-        wrong = (source < 0) | (source >= self.num_nodes)
+        wrong = (source < 0) | (source >= self.num_sources)
         if wrong.any():
             raise damaged_slot(int(slot[np.argmax(wrong)]))
         return source
@@ -121,9 +155,11 @@ class EdgeLookup:
 class LinkNegatives:
     """Negatives of links: pairs of random nodes ("binary"), or random destinations of each link's source ("triplet").
 
-    amount: negatives a link; of binary ones a batch of b links has ceil(b * amount). cumulative: running sums of the weights
-    that sources and destinations are drawn by, float64[N] each, None for uniform draws. edges: what exact negatives must not
-    be, None where they may be edges; links: further such pairs, source * N + destination, ascending.
+    amount: negatives a link; of binary ones a batch of b links has ceil(b * amount). num_nodes: possible destinations.
+    cumulative: running sums of the weights that sources and destinations are drawn by, float64[N] each, None for uniform draws.
+    edges: what exact negatives must not be, None where they may be edges; links: further such pairs, source * N + destination,
+    ascending. num_sources: of nodes of another type than the destinations. by_time: sources and destinations that have times,
+    of which only those up to a link's time are drawn, or the earliest; `cumulative` is then in their order.
     """
 
     mode: Negative
@@ -132,14 +168,17 @@ class LinkNegatives:
     cumulative: tuple[AnyArray | None, AnyArray | None] = (None, None)
     edges: EdgeLookup | None = None
     links: Ids = field(default_factory=lambda: np.empty(0, np.int64))
+    num_sources: int | None = None
+    by_time: tuple[ByTime | None, ByTime | None] = (None, None)
 
-    def draw(self, src: Ids, link: Ids, key: int) -> tuple[Ids, Ids]:
+    def draw(self, src: Ids, link: Ids, key: int, time: AnyArray | None = None) -> tuple[Ids, Ids]:
         """The negatives of a batch.
 
         Args:
             src: Sources of the links, int64[b].
             link: Their numbers, which key the draws, int64[b].
             key: Of the epoch.
+            time: Of the links, [b]; None without times.
 
         Returns:
             Sources and destinations, int64[m] each: the first of every link, then the second, and so on.
@@ -151,7 +190,7 @@ class LinkNegatives:
         turn = np.arange(count) // max(1, len(link))
         of = np.arange(count) - turn * len(link)
         source = src[of] if self.mode == "triplet" else np.empty(0, np.int64)
-        draw = _Draw(self, source, link[of], turn, key)
+        draw = _Draw(self, source, link[of], turn, key, None if time is None else time[of])
         found = draw.attempt(np.arange(count), 0)
         if self.edges is not None:
             self._replace_edges(draw, *found)
@@ -171,18 +210,22 @@ class LinkNegatives:
     def _any(self, draw: "_Draw", number: int) -> tuple[int, int]:
         """One of all candidates, in a random order."""
         fixed = len(draw.source) > 0
-        candidates = KeyedPermutation(self.num_nodes if fixed else self.num_nodes**2, draw.key_of(number))
+        sources = 1 if fixed else self.num_nodes if self.num_sources is None else self.num_sources
+        candidates = KeyedPermutation(sources * self.num_nodes, draw.key_of(number))
+        drawable = draw.drawable(number)
         for start in range(0, len(candidates), _TRIED_AT_ONCE):
             src, dst = np.divmod(candidates[start : start + _TRIED_AT_ONCE], self.num_nodes)
             if fixed:
                 src = np.full(len(dst), draw.source[number])
             allowed = ~self._is_edge(src, dst)
-            for end, sums in zip((src, dst), self.cumulative, strict=True):
-                allowed &= True if sums is None else np.diff(sums, prepend=0)[end] > 0
+            for end, each in zip((src, dst), drawable, strict=True):
+                allowed &= True if each is None else each[end]
             if allowed.any():
                 at = int(np.argmax(allowed))
                 return int(src[at]), int(dst[at])
+        early = "" if draw.time is None else " that are early enough"
         what = f"node {draw.source[number]} has edges to all other nodes" if fixed else "the graph has all possible edges"
+        what += early
         raise InputError(f"{what}, so there are no exact negatives: leave out exact_negatives")
 
     def _is_edge(self, src: Ids, dst: Ids) -> NDArray[np.bool_]:
@@ -190,15 +233,20 @@ class LinkNegatives:
         pair = src * self.num_nodes + dst
         at = np.searchsorted(self.links, pair)
         given = self.links[np.minimum(at, len(self.links) - 1)] == pair if len(self.links) else np.zeros(len(pair), bool)
-        return (src == dst) | given | self.edges.contain(src, dst)
+        loop = (src == dst) & (self.num_sources is None)
+        return loop | given | self.edges.contain(src, dst)
 
 
 class _Draw:
-    """The random ends of a batch's negatives. source: of triplets; link, turn: the link of each and its number there."""
+    """The random ends of a batch's negatives. source: of triplets; link, turn, time: the link of each, its number there, and
+    the link's time."""
 
-    def __init__(self, negatives: LinkNegatives, source: Ids, link: Ids, turn: Ids, key: int) -> None:
-        self.source, self._link, self._turn, self._key = source, link, turn, key
-        self._num_nodes, self._cumulative = negatives.num_nodes, negatives.cumulative
+    def __init__(
+        self, negatives: LinkNegatives, source: Ids, link: Ids, turn: Ids, key: int, time: AnyArray | None = None
+    ) -> None:
+        self.source, self._link, self._turn, self._key, self.time = source, link, turn, key, time
+        sources = negatives.num_nodes if negatives.num_sources is None else negatives.num_sources
+        self._ends = list(zip((sources, negatives.num_nodes), negatives.cumulative, negatives.by_time, strict=True))
 
     def key_of(self, number: int) -> int:
         """Of negative `number` alone."""
@@ -208,13 +256,35 @@ class _Draw:
         """(sources, destinations) of the negatives `number` (int64[k]) at an attempt."""
         drawn = np.empty((2, len(number)), np.float64)
         _uniforms(np.uint64(self._key & (2**64 - 1)), self._link[number], self._turn[number], attempt, drawn)
-        src = self.source[number] if len(self.source) else self._node(drawn[0], self._cumulative[0])
-        return src, self._node(drawn[1], self._cumulative[1])
+        until = None if self.time is None else self.time[number]
+        src = self.source[number] if len(self.source) else _drawn_nodes(drawn[0], *self._ends[0], until)
+        return src, _drawn_nodes(drawn[1], *self._ends[1], until)
 
-    def _node(self, drawn: AnyArray, cumulative: AnyArray | None) -> Ids:
+    def drawable(self, number: int) -> list[NDArray[np.bool_] | None]:
+        """Which sources and which destinations a negative may have: bool[N] each, None for all."""
+        found: list[NDArray[np.bool_] | None] = []
+        for count, cumulative, by_time in self._ends:
+            own = np.ones(count, bool) if cumulative is None else np.diff(cumulative, prepend=0) > 0
+            if by_time is not None and self.time is not None:
+                own &= by_time.time <= self.time[number]
+                own[by_time.node] = own.copy()
+            found.append(None if cumulative is None and by_time is None else own)
+        return [None, found[1]] if len(self.source) else found
+
+
+def _drawn_nodes(
+    drawn: AnyArray, num_nodes: int, cumulative: AnyArray | None, by_time: ByTime | None, until: AnyArray | None
+) -> Ids:
+    """Nodes for numbers in [0, 1), up to a time each."""
+    if by_time is not None and until is not None:
+        count = np.maximum(np.searchsorted(by_time.time, until, side="right"), 1)
         if cumulative is None:
-            return (drawn * self._num_nodes).astype(np.int64)
-        return np.minimum(np.searchsorted(cumulative, drawn * cumulative[-1], side="right"), self._num_nodes - 1)
+            return by_time.node[(drawn * count).astype(np.int64)]
+        at = np.searchsorted(cumulative, drawn * cumulative[count - 1], side="right")
+        return by_time.node[np.minimum(at, count - 1)]
+    if cumulative is None:
+        return (drawn * num_nodes).astype(np.int64)
+    return np.minimum(np.searchsorted(cumulative, drawn * cumulative[-1], side="right"), num_nodes - 1)
 
 
 def seeds_of_links(src: Ids, dst: Ids, negative: tuple[Ids, Ids] | None, mode: Negative | None, leave_out: bool) -> Seeds:
@@ -222,18 +292,73 @@ def seeds_of_links(src: Ids, dst: Ids, negative: tuple[Ids, Ids] | None, mode: N
 
     leave_out: whether the edges between the two ends of a link, in both directions, carry no messages.
     """
-    none = np.empty(0, np.int64)
+    only = ("", "", "")
+    typed = typed_seeds(only, src, dst, negative, mode, (only,) if leave_out else ())
+    return Seeds(typed.node[""], None if typed.left_out is None else typed.left_out[only], typed.links)
+
+
+def typed_seeds(
+    edge_type: EdgeKey,
+    src: Ids,
+    dst: Ids,
+    negative: tuple[Ids, Ids] | None,
+    mode: Negative | None,
+    left_out: Sequence[EdgeKey],
+    disjoint: bool = False,
+    time: AnyArray | None = None,
+) -> TypedSeeds:
+    """The ends of links of an edge type (int64[b] each) and of their negatives as seeds, in PyG's order: of each type the
+    distinct ones, ascending, or with trees all of them, sources first.
+
+    left_out: edge types whose edges between the two ends of a link carry no messages. disjoint: whether each link has a tree,
+    which its negatives are in too. time: of the links, [b], which is that of their trees.
+    """
+    b, none = len(src), np.empty(0, np.int64)
     negative_src, negative_dst = negative or (none, none)
-    negative_src = none if mode == "triplet" else negative_src
-    node, local = np.unique(np.concatenate([src, dst, negative_src, negative_dst]), return_inverse=True)
-    source, target, negative_src, negative_dst = np.split(local, np.cumsum([len(src), len(dst), len(negative_src)]))
-    if mode == "triplet":
-        negative_dst = negative_dst.reshape(-1, len(src)).T
-    links = Links(source, target, negative_src, negative_dst)
-    left_out = None
-    if leave_out:
-        left_out = LeftOut.of(np.concatenate([target, source]), np.concatenate([src, dst]), len(node))
-    return Seeds(node, left_out, links)
+    source = src if mode == "triplet" else np.concatenate([src, negative_src])
+    target = np.concatenate([dst, negative_dst])
+    first, _, last = edge_type
+    ends = {first: np.concatenate([source, target])} if first == last else {first: source, last: target}
+    if disjoint:
+        node, local = ends, {name: np.arange(len(each)) for name, each in ends.items()}
+        of = [np.arange(len(each)) % max(1, b) for each in (source, target)]
+        tree = {first: np.concatenate(of)} if first == last else dict(zip((first, last), of, strict=True))
+    else:
+        found = {name: np.unique(each, return_inverse=True) for name, each in ends.items()}
+        node, local, tree = {name: own for name, (own, _) in found.items()}, {n: at for n, (_, at) in found.items()}, None
+    at_source, at_target = local[first][: len(source)], local[last][len(local[last]) - len(target) :]
+    negative_local = at_target[b:].reshape(-1, max(1, b)).T if mode == "triplet" else at_target[b:]
+    links = Links(at_source[:b], at_target[:b], at_source[b:], negative_local)
+    out = {key: _left_out(key, edge_type, src, dst, node[key[2]], tree, links) for key in left_out}
+    times = None if time is None or tree is None else {name: time[own] for name, own in tree.items()}
+    return TypedSeeds(node, out or None, links, times, tree)
+
+
+def _left_out(
+    key: EdgeKey,
+    edge_type: EdgeKey,
+    src: Ids,
+    dst: Ids,
+    seed: Ids,
+    tree: Mapping[str, Ids] | None,
+    links: Links,
+) -> LeftOut:
+    """What is left out of an edge type's draws at the seeds of its target type: of each link's end the other one.
+
+    In a tree, a negative may be the same node as an end.
+    """
+    first, _, last = edge_type
+    positions, others = [], []
+    for own_type, other_type, own, other, at in ((last, first, dst, src, links.dst), (first, last, src, dst, links.src)):
+        if (key[0], key[2]) != (other_type, own_type):
+            continue
+        if tree is not None:
+            of = tree[own_type]
+            at = np.flatnonzero(seed == own[of])
+            other = other[of[at]]
+        positions.append(at)
+        others.append(other)
+    return LeftOut.of(np.concatenate(positions), np.concatenate(others), len(seed))
 
 
 @kernel

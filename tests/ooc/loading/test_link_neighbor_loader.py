@@ -219,8 +219,8 @@ def test_what_does_not_fit_is_refused(ds: Any, make_store: MakeStore, edge_index
         ),
         ({"neg_sampling": "binary", "neg_sampling_ratio": 1.0}, ConfigError, "ask for the same"),
         ({"exact_negatives": True}, ConfigError, "exact_negatives needs negatives"),
-        ({"edge_label_time": torch.ones(E)}, ConfigError, "edge_label_time needs temporal sampling"),
-        ({"disjoint": True}, ConfigError, "LinkNeighborLoader cannot take disjoint=True"),
+        ({"edge_label_time": torch.ones(E)}, ConfigError, "edge_label_time needs time_attr"),
+        ({"temporal_strategy": "last"}, ConfigError, "needs time_attr"),
         ({"neg_samplin": 1}, ConfigError, "did you mean 'neg_sampling'"),
     ):
         with pytest.raises(error, match=words):
