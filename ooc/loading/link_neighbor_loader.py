@@ -5,7 +5,7 @@ strategies and memory. Unlike in PyG, the links to predict carry no messages.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,8 @@ import torch
 from torch_geometric.data import Data
 
 from ooc.graph.aggregation import PreAggregation
-from ooc.loading.arguments import (
-    check_numbers,
-    check_pyg_arguments,
-    dataset_of,
-    input_ids_of,
-)
+from ooc.graph.hetero import EdgeKey
+from ooc.loading.arguments import check_numbers, check_pyg_arguments, dataset_of, input_ids_of
 from ooc.loading.choose_read_strategy import edges_stay_on_disk
 from ooc.loading.input_links import InputLinks, LinkType, labels_for, negatives_for, pairs_of, part_of, times_for
 from ooc.loading.neighbor_loader import NeighborLoader
@@ -43,14 +39,28 @@ class LinkNeighborLoader(NeighborLoader):
     model that receives messages along the link that it is to predict learns nothing else. The fan-out of the ends is drawn from
     their other edges. PyG leaves them in.
 
+    Of a data set of several types the links are of one edge type, and a batch is a `HeteroData`: the fields of links are those
+    of this edge type, src_index and the dst_* those of its node types, and batch_size counts the ends of each. Left out are the
+    edges of that type and of its reverses: edge types that the store records as such, or that are named as PyG's `ToUndirected`
+    names them (`rev_likes`).
+
+    With `disjoint` each link has a tree of its own, which both its ends and its negatives are in; `batch` int64[n] is the link
+    of each node's tree.
+
     Args:
         data: The data set, or the path of a store, which is opened without a memory limit.
-        num_neighbors: In-edges drawn at a node, per hop; -1 takes all.
+        num_neighbors: In-edges drawn at a node, per hop; -1 takes all. Of several types one list, or a dictionary with one for
+            each edge type.
         edge_label_index: The links, int[2, k] (sources, destinations); None: all edges of the graph, whose `input_id` is their
             edge id. They need not be edges of the graph. A part of `edge_split`, "train", "val" or "test": its edges; without
-            one, a split of edges that the store has (`ooc ingest --edge-split`).
+            one, a split of edges that the store has (`ooc ingest --edge-split`). Of several types a pair of the edge type and
+            these, or the edge type alone for all of its edges.
         edge_label: [k, ...], one a link; of all edges in order of edge id; "y" for those of the store (`ooc ingest
             --edge-label`). With binary negatives, classes from 0 on become 1 and more, as in PyG.
+        edge_label_time: Until when a link's tree reaches, [k], one a link; of all edges in order of edge id. None: the times of
+            the edges, where `time_attr` names those. Negatives are of nodes that are there by then. Batches have it as
+            `edge_label_time`, triplets as `seed_time`.
+        disjoint, time_attr, temporal_strategy: As of NeighborLoader; times need the links' own.
         neg_sampling: None, "binary" (random pairs of nodes), "triplet" (random destinations of each source), or PyG's
             `NegativeSampling` or a dict with mode, amount (negatives a link), src_weight and dst_weight ([N], what nodes are
             drawn in proportion to).
@@ -77,7 +87,7 @@ class LinkNeighborLoader(NeighborLoader):
     def __init__(
         self,
         data: Dataset | Path | str,
-        num_neighbors: Sequence[int],
+        num_neighbors: Sequence[int] | Mapping[EdgeKey, Sequence[int]],
         edge_label_index: Any = None,
         edge_label: Any = None,
         edge_label_time: Any = None,
@@ -110,6 +120,7 @@ class LinkNeighborLoader(NeighborLoader):
         split_masks: bool = True,
         edge_ids: bool = True,
         budget: MemoryPlan | None = None,
+        beside: Mapping[str, int] | None = None,
         pre_aggregation: PreAggregation | None = None,
         sample_threads: int = 1,
         read_threads: int = 2,
@@ -151,6 +162,7 @@ class LinkNeighborLoader(NeighborLoader):
             edge_ids=edge_ids,
             split_seeds=False,
             budget=budget,
+            beside=beside,
             pre_aggregation=pre_aggregation,
         )
 

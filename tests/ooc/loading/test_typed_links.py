@@ -116,7 +116,11 @@ def test_links_and_their_reverses_are_left_out(typed: Dataset, of: EdgeKey) -> N
             assert set(at.tolist()) <= seeds[name]
             assert batch[name].batch_size == len(seeds[name]) == batch[name].num_sampled_nodes[0]
         assert sum(map(len, seeds.values())) == len({(name, v) for name, at in zip(of[::2], ends, strict=True) for v in at})
-        expected = reached(edges, seeds, 2, lambda key, e: not shares_ends(edges, links, key, e, of))
+
+        def others(key: EdgeKey, e: int, links: set[Any] = links) -> bool:
+            return not shares_ends(edges, links, key, e, of)
+
+        expected = reached(edges, seeds, 2, others)
         found = {(key, e) for key in edges for e in batch[key].e_id.tolist()}
         assert found == expected
         left += len(reached(edges, seeds, 2, lambda key, e: True) - found)
