@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ooc.loading.link_neighbor_loader import LinkNeighborLoader
     from ooc.loading.neighbor_loader import HGTLoader, NeighborLoader
     from ooc.loading.snapshot_loader import SnapshotLoader
+    from ooc.loading.stored_edge_split import StoredEdgeSplit
     from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
     from ooc.models.builders import build_model, full_blocks, pre_aggregation_of
     from ooc.planning.run_plan import Plan
@@ -68,6 +69,7 @@ __all__ = [
     "SnapshotLoader",
     "SnapshotsConfig",
     "StoreError",
+    "StoredEdgeSplit",
     "TgbNegatives",
     "TopK",
     "TrainConfig",
@@ -125,6 +127,7 @@ __getattr__ = lazy_exports(
         "SaintLoader": "ooc.loading.subgraph_loaders",
         "SnapshotLoader": "ooc.loading.snapshot_loader",
         "SnapshotsConfig": "ooc.config.snapshots",
+        "StoredEdgeSplit": "ooc.loading.stored_edge_split",
         "TgbNegatives": "ooc.sampling.negatives",
         "TopK": "ooc.layerwise.top_k",
         "TrainConfig": "ooc.config.nodes",

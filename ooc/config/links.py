@@ -8,7 +8,7 @@ from ooc.config.base import Fraction, Ratio, Words, changed
 from ooc.config.fan_outs import fanout_text
 from ooc.config.nodes import TrainConfig
 
-PARTS = ("train", "val", "test")
+_SHARE = 0.1
 
 
 class LinkConfig(TrainConfig):
@@ -18,9 +18,12 @@ class LinkConfig(TrainConfig):
     'dot'
     """
 
-    refused = ("label_smoothing", "class_weights", "huber_delta", "train_split", "val_split", "node_type")
+    refused = ("label_smoothing", "class_weights", "huber_delta", "node_type")
     mode: Literal["sampled"] = Field(default="sampled", description="sampled neighborhoods of both ends of each link.")
     task: Literal["link"] = Field(default="link", description="link (edges against pairs that are none).")  # type: ignore[assignment]
+    edge_type: str | None = Field(
+        default=None, description="Edge type of the links (heterogeneous), as user:likes:item; by default the one there is."
+    )
     decoder: Literal["dot", "mlp", "distmult"] = Field(
         default="dot", description="What scores a pair by both embeddings: dot, mlp or distmult."
     )
@@ -29,12 +32,20 @@ class LinkConfig(TrainConfig):
         description="bce (against random pairs), bpr (against random destinations), or softmax (against random destinations "
         "that all links of a batch share).",
     )
-    val: Fraction = Field(default=0.1, description="Share of the edges for validation.")
-    test: Fraction = Field(default=0.1, description="Share of the edges for test.")
+    val: Fraction | None = Field(
+        default=None,
+        description="Share of the edges for validation, at random; by default the store's split of edges, else 0.1.",
+    )
+    test: Fraction | None = Field(
+        default=None, description="Share of the edges for test, at random; by default the store's split of edges, else 0.1."
+    )
     ratio: Ratio = Field(default=1, description="Negatives per link in training.")
     eval_ratio: Ratio = Field(default=1, description="Negatives per link in evaluation; none is an edge.")
     exact_negatives: bool = Field(default=False, description="No negative of training is an edge either.")
-    eval_splits: Words = Field(default=["val", "test"], description="Parts of the edges to score at the end: train, val, test.")
+    eval_splits: Words = Field(
+        default=["val", "test"],
+        description="Parts of the edges to score at the end: train, val, test; of a store's split by their names.",
+    )
     monitor: Literal["auroc", "ap", "mrr", "hits@1", "hits@3", "hits@10"] | None = Field(
         default=None, description="Validation score that selects the best model; by default auroc (mrr with several negatives)."
     )
@@ -46,14 +57,21 @@ class LinkConfig(TrainConfig):
             raise ValueError(f"{unused[0]} does not apply to task = link: leave it out")
         if self.evaluate == "layerwise":
             raise ValueError("evaluate = layerwise computes all edges, those of validation too: leave it out with task = link")
-        if self.val + self.test >= 1:
-            raise ValueError(f"val = {self.val} and test = {self.test} leave no edges to train on: give less")
-        unknown = [name for name in self.eval_splits if name not in PARTS]
-        if unknown:
-            raise ValueError(f"eval_splits: {unknown[0]!r} is no part of the edges: give {', '.join(PARTS)}")
+        if sum(self.shares) >= 1:
+            raise ValueError("val = {} and test = {} leave no edges to train on: give less".format(*self.shares))
         if self.patience is not None and self.val == 0:
             raise ValueError("patience needs validation edges, and val = 0: leave it out")
         return self
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """Of the edges for validation and test, where they are divided at random."""
+        return (_SHARE if self.val is None else self.val), (_SHARE if self.test is None else self.test)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the edges are divided at random although the store may have a split."""
+        return not (self.val is None and self.test is None)
 
     @property
     def link_decoder(self) -> str | None:

@@ -18,7 +18,7 @@ TRAIN: Topics = {
         "pooling virtual_node norm model_args conv heads output_heads num_bases residual input_dropout alpha theta rescale "
         "update identity both_ways memory_dim time_dim past raw",
     ),
-    "Task": ("task loss", "node_type huber_delta label_smoothing class_weights decoder exact_negatives"),
+    "Task": ("task loss", "node_type edge_type huber_delta label_smoothing class_weights decoder exact_negatives"),
     "Events (--mode events, snapshots)": ("", "labels columns val test negatives ratio destinations live"),
     "Optimization": (
         "epochs lr weight_decay max_steps",

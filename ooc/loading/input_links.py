@@ -12,82 +12,19 @@ from numpy.typing import NDArray
 from torch_geometric.sampler import NegativeSampling
 
 from ooc.graph.hetero import EdgeKey
+from ooc.loading.link_type import LinkType
+from ooc.loading.stored_edge_split import StoredEdgeSplit
 from ooc.sampling.disjoint_neighbor import Times
 from ooc.sampling.edge_split import PARTS, EdgeSplit, HeldOut
-from ooc.sampling.hetero_neighbor import edge_name
 from ooc.sampling.links import AnySeeds, ByTime, EdgeLookup, LinkNegatives, Links, seeds_of_links, typed_seeds
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, Ids
-from ooc.stores.dataset import Dataset
 from ooc.stores.edge_set import EdgeSet
 from ooc.stores.errors import ConfigError, InputError
-from ooc.stores.graph import Graph
 from ooc.stores.node_set import NodeSet
 
 _SMALL = (torch.int8, torch.int16, torch.int32)
 """types of classes in a store; torch's losses take int64"""
-
-
-@dataclass(frozen=True)
-class LinkType:
-    """The edge type that links are of. typed: whether the data set is one of several types; reverses: edge types whose edges
-    are its edges in the other direction."""
-
-    key: EdgeKey
-    edges: EdgeSet
-    source: NodeSet
-    target: NodeSet
-    typed: bool = False
-    reverses: tuple[EdgeKey, ...] = ()
-
-    @classmethod
-    def of(cls, ds: Dataset, edge_label_index: Any) -> tuple["LinkType", Any]:
-        """The type, and which links of it, of `edge_label_index` as PyG takes it: links, or a pair of the type and these; the
-        type alone is all of its edges.
-
-        Raises ConfigError where several types need one, InputError for a type that the data set has not.
-        """
-        there = ", ".join(map(edge_name, ds.edge_types))
-        key = None
-        if _is_key(edge_label_index):
-            key, edge_label_index = edge_label_index, None
-        elif isinstance(edge_label_index, tuple) and len(edge_label_index) == 2 and _is_type(edge_label_index[0]):
-            key, edge_label_index = edge_label_index
-        if isinstance(key, str):
-            key = next((each for each in ds.edge_types if key in (edge_name(each), "__".join(each), each[1])), key)
-        if key is None and len(ds.edge_types) > 1:
-            raise ConfigError(
-                f"edge_label_index must name the edge type of its links, one of {there}, as in "
-                f"edge_label_index=({ds.edge_types[0]!r}, links)"
-            )
-        key = ds.edge_types[0] if key is None or not ds.is_hetero else key
-        if key not in ds.edge_types:
-            name = edge_name(key) if isinstance(key, tuple) else key
-            raise InputError(f"edge_label_index is of the edge type {name}, which {ds.path} has not: it has {there}")
-        edges = ds.edges(key)
-        ends = ds.nodes(key[0]), ds.nodes(key[2])
-        return cls(key, edges, *ends, ds.is_hetero, _reverses(ds, edges) if ds.is_hetero else ()), edge_label_index
-
-    @property
-    def graph(self) -> Graph:
-        return self.edges.graph
-
-    @property
-    def same_nodes(self) -> bool:
-        """Whether sources and destinations are of one type."""
-        return self.key[0] == self.key[2]
-
-
-def _reverses(ds: Dataset, edges: EdgeSet) -> tuple[EdgeKey, ...]:
-    """The edge types recorded as an edge type's reverse, and those that PyG's `ToUndirected` names so."""
-    first, name, last = edges.key
-    found = []
-    for key in ds.edge_types:
-        recorded = ds.edges(key).reverse_of == edges.key or edges.reverse_of == key
-        named = (key[0], key[2]) == (last, first) and (key[1] == f"rev_{name}" or name == f"rev_{key[1]}")
-        if key != edges.key and (recorded or named):
-            found.append(key)
-    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -105,7 +42,7 @@ class InputLinks:
     pair: Ids | None = None
     slots: Members | None = None
     part: str | None = None
-    split: EdgeSplit | None = None
+    split: EdgeSplit | StoredEdgeSplit | None = None
     label: torch.Tensor | None = None
     number: Ids | None = None
     negatives: LinkNegatives | None = None
@@ -143,7 +80,7 @@ class InputLinks:
     @property
     def held_out(self) -> Mapping[EdgeKey, HeldOut]:
         """Edges that carry no messages in any batch, by edge type."""
-        return {} if self.split is None else dict.fromkeys((self.of.key, *self.of.reverses), self.split.held_out)
+        return {} if self.split is None else self.split.held_out_of((self.of.key, *self.of.reverses))
 
     def seeds(self, position: Ids, key: int) -> AnySeeds:
         """The ends of the links at `position` and of their negatives as a batch's seeds; key: of the negatives."""
@@ -319,17 +256,18 @@ def part_of(of: EdgeSet, edges: EdgeLookup, part: Any, split: Any) -> Members | 
     """The slots of a part of the split, "train", "val" or "test", or of one of the store's own splits of edges; None where
     `part` names none.
 
-    Raises ConfigError for a part without a split, and another split than an `EdgeSplit`.
+    Raises ConfigError for a part without a split, and another split than an `EdgeSplit` or `StoredEdgeSplit`.
     """
-    if not (split is None or isinstance(split, EdgeSplit)):
-        raise ConfigError(f"edge_split must be an ooc.EdgeSplit, not {type(split).__name__}")
+    if not (split is None or isinstance(split, EdgeSplit | StoredEdgeSplit)):
+        raise ConfigError(f"edge_split must be an ooc.EdgeSplit or ooc.StoredEdgeSplit, not {type(split).__name__}")
     if not isinstance(part, str):
         return None
     if split is None and part in (there := of.splits):
         return of.members(part)
-    if part not in PARTS or split is None:
+    if split is None or part not in split.names:
+        names = ", ".join(PARTS if split is None else split.names)
         own = f", or one of the store's splits of edges: {', '.join(there)}" if split is None and there else ""
-        raise ConfigError(f"edge_label_index={part!r}: give links [2, k], or {', '.join(PARTS)} with an edge_split{own}")
+        raise ConfigError(f"edge_label_index={part!r}: give links [2, k], or {names} with an edge_split{own}")
     return split.members(part, edges.pieces(), edges.num_edges)
 
 
@@ -363,16 +301,6 @@ def pairs_of(of: LinkType, edge_label_index: Any) -> Ids | None:
             f"link {at} of edge_label_index, from {pair[0, at]} to {pair[1, at]}, is out of range: the store has {have}"
         )
     return pair
-
-
-def _is_key(given: Any) -> bool:
-    """Whether it is (source type, name, target type)."""
-    return isinstance(given, tuple) and len(given) == 3 and all(isinstance(name, str) for name in given)
-
-
-def _is_type(given: Any) -> bool:
-    """Whether it is PyG's edge type, or None in its place."""
-    return given is None or isinstance(given, str) or (isinstance(given, tuple) and all(isinstance(n, str) for n in given))
 
 
 def labels_for(edges: EdgeSet, edge_label: Any, count: int, negatives: LinkNegatives | None) -> torch.Tensor | None:

@@ -16,11 +16,13 @@ from ooc.graph.aggregation import PreAggregation
 from ooc.graph.hetero import EdgeKey
 from ooc.loading.arguments import check_numbers, check_pyg_arguments, dataset_of, input_ids_of
 from ooc.loading.choose_read_strategy import edges_stay_on_disk
-from ooc.loading.input_links import InputLinks, LinkType, labels_for, negatives_for, pairs_of, part_of, times_for
+from ooc.loading.input_links import InputLinks, labels_for, negatives_for, pairs_of, part_of, times_for
+from ooc.loading.link_type import LinkType
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.ranks import share_of
 from ooc.loading.sampling import Sampling
 from ooc.loading.stages import Order
+from ooc.loading.stored_edge_split import StoredEdgeSplit
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.sampling.edge_split import EdgeSplit
 from ooc.sampling.links import EdgeLookup
@@ -68,7 +70,7 @@ class LinkNeighborLoader(NeighborLoader):
         exact_negatives: Whether no negative may be an edge of the graph, a link given, or a node with itself.
         keep_supervision_edges: True leaves the links of a batch in its edge_index, as PyG does.
         edge_split: Divides the graph's edges into the parts "train", "val" and "test", which `edge_label_index` may name; edges
-            of validation and test are in no batch's edge_index.
+            of validation and test are in no batch's edge_index. `StoredEdgeSplit` is that of a store.
         batch_size: Links of a batch.
         seed: Of the order, the draws and the negatives; see NeighborLoader. A negative depends on (seed, epoch, link).
         arguments: These and the others that the signature names are NeighborLoader's.
@@ -109,7 +111,7 @@ class LinkNeighborLoader(NeighborLoader):
         *,
         exact_negatives: bool = False,
         keep_supervision_edges: bool = False,
-        edge_split: EdgeSplit | None = None,
+        edge_split: EdgeSplit | StoredEdgeSplit | None = None,
         seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -129,7 +131,7 @@ class LinkNeighborLoader(NeighborLoader):
         own = list(inspect.signature(LinkNeighborLoader).parameters)
         check_pyg_arguments({"num_workers": num_workers, **arguments}, own, "LinkNeighborLoader")
         data = dataset_of(data)
-        of, edge_label_index = LinkType.of(data, edge_label_index)
+        of, edge_label_index = LinkType.asked(data, edge_label_index)
         sampling = Sampling.of(data, num_neighbors, replace, weight_attr, disjoint, time_attr, temporal_strategy)
         budget = budget or plan_memory(data)
         x = of.target.stored("x") if features and of.target.num_features and not data.is_hetero else None

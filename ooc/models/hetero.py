@@ -5,7 +5,7 @@ Nodes of a type without features have an embedding table: it is part of the mode
 (`ooc.history.embedding_tables`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -125,13 +125,24 @@ class OfType(nn.Module):
         return repr(self.node_type)
 
 
+class OfTypes(nn.Module):
+    """The rows of several node types, as {node type: rows}; see `OfType`."""
+
+    def __init__(self, heads: Mapping[str, nn.Module | None]) -> None:
+        super().__init__()
+        self.heads = ModuleDict({name: nn.Identity() if head is None else head for name, head in heads.items()})
+
+    def forward(self, x: Mapping[str, Tensor]) -> TypedRows:
+        return {name: head(x[name]) for name, head in self.heads.items()}
+
+
 def build_hetero_model(
     name: str,
     in_channels: Mapping[str, int],
     hidden_channels: int,
     out_channels: int,
     metadata: Metadata,
-    node_type: str,
+    node_type: str | Sequence[str],
     *,
     num_nodes: Mapping[str, int] | None = None,
     num_layers: int = 2,
@@ -150,7 +161,7 @@ def build_hetero_model(
         hidden_channels: Width between layers. hgt maps the features of every type to it first, rgcn where their widths differ.
         out_channels: Number of outputs.
         metadata: Node types and edge types, as `ds.metadata()` gives them.
-        node_type: The type whose nodes have outputs.
+        node_type: The type whose nodes have outputs; of several types these are {node type: rows}.
         num_nodes: Node type -> number of its nodes, for embedding tables inside the model of types without features. None: the
             rows of such a type are given as its x, as many columns as `table_width` says.
         num_layers: Number of layers.
@@ -168,8 +179,8 @@ def build_hetero_model(
     torch.Size([batch_size, 10])
     """
     check_hetero_model(name, hidden_channels, num_layers, heads, num_bases)
-    node_types = metadata[0]
-    _check_types(in_channels, metadata, node_type)
+    node_types, learned = metadata[0], [node_type] if isinstance(node_type, str) else list(node_type)
+    _check_types(in_channels, metadata, learned)
     table = table_width(name, in_channels, hidden_channels)
     widths = {each: in_channels[each] or table for each in node_types}
     mapped = {each for each in node_types if in_channels[each] and _maps_first(name, in_channels)}
@@ -186,8 +197,9 @@ def build_hetero_model(
             options |= {"norm": norm, "activation": None if name == "hgt" else Relu()}
         layers.append(HeteroLayer(conv, widths, width, **options))
         widths = dict.fromkeys(node_types, width)
-    head = nn.Linear(hidden_channels, out_channels) if name == "hgt" else None
-    return Model(layers, HeteroEncoder(maps, tables) if maps or tables else None, OfType(node_type, head))
+    heads = {each: nn.Linear(hidden_channels, out_channels) if name == "hgt" else None for each in learned}
+    decoder = OfType(node_type, heads[node_type]) if isinstance(node_type, str) else OfTypes(heads)
+    return Model(layers, HeteroEncoder(maps, tables) if maps or tables else None, decoder)
 
 
 def table_width(name: str, in_channels: Mapping[str, int], hidden_channels: int) -> int:
@@ -221,10 +233,10 @@ def check_hetero_model(name: str, hidden: int, num_layers: int, heads: int, num_
         raise ConfigError(f"num_bases={num_bases} is invalid: give 1 or more")
 
 
-def _check_types(in_channels: Mapping[str, int], metadata: Metadata, node_type: str) -> None:
+def _check_types(in_channels: Mapping[str, int], metadata: Metadata, learned: Sequence[str]) -> None:
     node_types, edge_types = metadata
-    if node_type not in node_types:
-        raise ConfigError(f"node type {node_type!r} does not exist: there are {', '.join(node_types)}")
+    if unknown := [name for name in learned if name not in node_types]:
+        raise ConfigError(f"node type {unknown[0]!r} does not exist: there are {', '.join(node_types)}")
     if missing := [name for name in node_types if name not in in_channels]:
         raise ConfigError(f"in_channels lacks node type {missing[0]!r}: give 0 for a type without features")
     if not edge_types:
@@ -295,9 +307,9 @@ def initialized(model: nn.Module, widths: Mapping[str, int], metadata: Metadata)
     return model
 
 
-def seed_type(batch: Any) -> str:
-    """Return the node type of a heterogeneous batch's seeds: the one that has a batch_size."""
-    return next(name for name in batch.node_types if "batch_size" in batch[name])
+def seed_types(batch: Any) -> list[str]:
+    """Return the node types of a heterogeneous batch's seeds: those that have a batch_size. Links have two or one."""
+    return [name for name in batch.node_types if "batch_size" in batch[name]]
 
 
 def inputs_of(batch: Any) -> TypedRows:

@@ -19,7 +19,7 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ooc.graph.blocks import EDGE_ATTR
-from ooc.models.hetero import inputs_of, seed_type
+from ooc.models.hetero import inputs_of, seed_types
 from ooc.models.layers import as_input, run_layers, run_model
 from ooc.models.pyg_models import pyg_arguments
 from ooc.stores.dataset import Dataset
@@ -212,7 +212,7 @@ def takes_types(cls: type[nn.Module]) -> bool:
     return names[2:3] != ["edge_index"]
 
 
-def forward_batch(model: nn.Module, batch: Any, checkpoint: bool = False) -> Tensor:
+def forward_batch(model: nn.Module, batch: Any, checkpoint: bool = False) -> Any:
     """Return the model's rows for the seeds of a loader's batch (PyG Data or HeteroData), [batch_size, out_channels].
 
     A forward with a parameter `edge_weight` receives the sampled edges' weights, and one with `edge_attr` the first of their
@@ -220,7 +220,7 @@ def forward_batch(model: nn.Module, batch: Any, checkpoint: bool = False) -> Ten
     `run_layers`); raises ConfigError if the model's own forward does not support it.
 
     With HeteroData a forward is given PyG's `x_dict` (see `inputs_of`) and `edge_index_dict`, or blocks, and returns rows of
-    the seeds' node type, or {node type: rows}.
+    the seeds' node type, or {node type: rows}. Seeds of two types, which links have, are returned as {node type: rows}.
 
     >>> out = forward_batch(model, batch)
     >>> loss = torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
@@ -269,10 +269,15 @@ def _seeds_of(out: Any, batch: Any, typed: bool) -> Any:
     """The seeds' rows of what a forward returned; typed: for HeteroData, which may be {node type: rows}."""
     if not typed:
         return out
-    node_type = seed_type(batch)
-    if isinstance(out, Mapping):
-        if out.get(node_type) is None:
-            there = ", ".join(map(str, out)) or "none"
-            raise ConfigError(f"the model returns no rows of the seeds' node type {node_type!r} (it returns: {there})")
-        out = out[node_type]
-    return out[: batch[node_type].batch_size]
+    wanted = seed_types(batch)
+    if not isinstance(out, Mapping):
+        if len(wanted) > 1:
+            raise ConfigError(
+                f"the model returns rows of one node type, and seeds are {' and '.join(wanted)}: return a dictionary"
+            )
+        out = {wanted[0]: out}
+    if missing := [name for name in wanted if out.get(name) is None]:
+        there = ", ".join(map(str, out)) or "none"
+        raise ConfigError(f"the model returns no rows of the seeds' node type {missing[0]!r} (it returns: {there})")
+    found = {name: out[name][: batch[name].batch_size] for name in wanted}
+    return found if len(wanted) > 1 else found[wanted[0]]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ooc.graph.hetero import EdgeKey, HeteroSubgraph
 from ooc.runtime.keyed_random import mix, mix64
-from ooc.sampling.edge_split import HeldOut, pair_number
+from ooc.sampling.edge_split import HeldOut, is_held_out
 from ooc.sampling.hetero_neighbor import Fanouts, HeteroBuilder, HeteroNeighborSampler, edge_name
 from ooc.sampling.kernels import draw_distinct, num_drawn, sort_slots, stream_of, uniform
 from ooc.sampling.left_out import NOTHING, LeftOut, is_left_out
@@ -197,8 +197,7 @@ class DisjointSampler(HeteroNeighborSampler):
             self.num_nodes[name[0]],
             left_out.indptr,
             left_out.node,
-            held_out.key,
-            held_out.share,
+            *held_out,
             scratch,
             edges.slot,
             edges.indptr,
@@ -272,6 +271,7 @@ def eligible(
     left: Ids,
     held_key: np.uint64,
     share: float,
+    words: NDArray[np.uint64],
     candidate: Ids,
 ) -> tuple[int, int, int]:
     """(first, count, damaged): the in-edges of `v` up to the time `limit` are slots first:first+count; with times of nodes, or
@@ -295,8 +295,7 @@ def eligible(
         if neighbor < 0 or neighbor >= num_sources:
             return -1, 0, s
         wanted = kind != 2 or time[neighbor] <= limit
-        if wanted and share > 0:
-            wanted = pair_number(held_key, neighbor, v) >= share
+        wanted = wanted and not is_held_out(held_key, share, words, s, neighbor, v)
         if wanted and not is_left_out(left, 0, len(left), neighbor):
             candidate[count] = s
             count += 1
@@ -335,14 +334,15 @@ def draw_trees(
     left: Ids,
     held_key: np.uint64,
     share: float,
+    words: NDArray[np.uint64],
     candidate: Ids,
     slot: Ids,
     edge_indptr: Ids,
 ) -> int:
     """`kernels.draw_uniform` at nodes of trees: node[i] is tree * num_nodes + node. Returns -1, or a damaged slot.
 
-    key, limit: [trees]. kind, num_sources, held_key, share: see `eligible`. left_indptr, left: the sources left out at each of
-    the nodes, as of `LeftOut`; empty for none. candidate: scratch, int64 of at least the most in-edges of a node.
+    key, limit: [trees]. kind, num_sources, held_key, share, words: see `eligible`. left_indptr, left: the sources left out at
+    each of the nodes, as of `LeftOut`; empty for none. candidate: scratch, int64 of at least the most in-edges of a node.
     """
     at = edge_indptr[start]
     for i in range(start, stop):
@@ -350,7 +350,7 @@ def draw_trees(
         v = node[i] - tree * num_nodes
         until = limit[tree] if kind != 0 else limit.dtype.type(0)
         out = left[left_indptr[i - start] : left_indptr[i - start + 1]] if len(left) > 0 else left
-        filtering = (num_sources, out, held_key, share, candidate)
+        filtering = (num_sources, out, held_key, share, words, candidate)
         first, count, damaged = eligible(indptr, indices, v, kind, time, until, *filtering)
         if damaged >= 0:
             return damaged

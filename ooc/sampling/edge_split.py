@@ -1,12 +1,14 @@
-"""A random split of edges that is stored nowhere: each edge's part is a function of the seed and of its two ends."""
+"""Edges held out of the messages; and a random split of edges that is stored nowhere: the part of an edge is a function of the
+seed and of its two ends."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.graph.hetero import EdgeKey
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.sampling.kernels import stream_of, uniform
 from ooc.stores.arrays.members import Members
@@ -17,11 +19,17 @@ from ooc.stores.jit import kernel
 PARTS = ("train", "val", "test")
 
 
+_NO_WORDS = np.empty(0, np.uint64)
+
+
 class HeldOut(NamedTuple):
-    """Edges that carry no messages: those of which `pair_number(key, source, destination)` is below `share`."""
+    """Edges that carry no messages: those of which `pair_number(key, source, destination)` is below `share`; or, with `words`,
+    those whose slots are bits of these, of which there are about a `share`."""
 
     key: np.uint64
     share: float
+    words: NDArray[np.uint64] = _NO_WORDS
+    """bit b of word i is slot 64 * i + b; empty for `key`"""
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,15 @@ class EdgeSplit:
         """The edges of validation and test."""
         return HeldOut(np.uint64(key(self.seed, Purpose.SPLIT)), self.val + self.test)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parts."""
+        return PARTS
+
+    def held_out_of(self, edge_types: Iterable[EdgeKey]) -> Mapping[EdgeKey, HeldOut]:
+        """Those edges by edge type: an edge type and its reverses."""
+        return dict.fromkeys(edge_types, self.held_out)
+
     def parts(self, src: Ids, dst: Ids) -> NDArray[np.int8]:
         """The part of each edge (int64[k] ends), as its position in ("train", "val", "test"): int8[k]."""
         part = np.empty(len(src), np.int8)
@@ -77,6 +94,16 @@ class EdgeSplit:
 def pair_number(key: np.uint64, a: int, b: int) -> float:
     """A number in [0, 1) of two nodes in either order."""
     return uniform(stream_of(stream_of(key, min(a, b)), max(a, b)), 0)
+
+
+@kernel
+def is_held_out(key: np.uint64, share: float, words: NDArray[np.uint64], slot: int, source: int, node: int) -> bool:
+    """Whether the edge of a slot is held out; see `HeldOut`."""
+    if share == 0:
+        return False
+    if len(words) > 0:
+        return (words[slot >> 6] >> np.uint64(slot & 63)) & np.uint64(1) != 0
+    return pair_number(key, source, node) < share
 
 
 @kernel

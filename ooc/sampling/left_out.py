@@ -10,8 +10,9 @@ edges are drawn by weight, all its slots are read.
 from typing import NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ooc.sampling.edge_split import HeldOut, pair_number
+from ooc.sampling.edge_split import HeldOut, is_held_out
 from ooc.sampling.kernels import (
     Factors,
     Ranks,
@@ -103,8 +104,10 @@ class FilteredDraws:
         how, out = (self.take, self.fanout, self.replace, key), (rank, slot, edge_indptr, stands_for)
         return _draw_weighted(indptr, weight, node, *how, *out)
 
-    def others(self, indptr: Ids, node: Ids, key: np.uint64, source: Ids, edge_indptr: Ids) -> tuple[Ids, Ids] | None:
-        """Choose the fan-out of each node among the drawn edges that are not left out; source: int64, of all edges so far.
+    def others(
+        self, indptr: Ids, node: Ids, key: np.uint64, slot: Ids, source: Ids, edge_indptr: Ids
+    ) -> tuple[Ids, Ids] | None:
+        """Choose the fan-out of each node among the drawn edges that are not left out; slot, source: of all edges so far.
 
         Returns:
             Their positions among the edges, and the nodes' new indptr; None where a node has too few and draws all its slots
@@ -112,7 +115,7 @@ class FilteredDraws:
         """
         kept, kept_indptr = self._empty(edge_indptr)
         mine = (*self.left_out, *self.held_out, self.fanout, self.replace, key, self.take)
-        lacking = _choose(indptr, node, *mine, source, edge_indptr, kept, kept_indptr)
+        lacking = _choose(indptr, node, *mine, slot, source, edge_indptr, kept, kept_indptr)
         return None if lacking else (kept[: kept_indptr[-1]], kept_indptr + edge_indptr[0])
 
     def others_weighted(
@@ -221,10 +224,12 @@ def _choose(
     left: Ids,
     held_key: np.uint64,
     share: float,
+    words: NDArray[np.uint64],
     fanout: int,
     replace: bool,
     key: np.uint64,
     take: Ids,
+    slot: Ids,
     source: Ids,
     edge_indptr: Ids,
     kept: Ids,
@@ -236,7 +241,7 @@ def _choose(
         begin, first, last = at, edge_indptr[i], edge_indptr[i + 1]
         filtered = share > 0 or left_indptr[i] < left_indptr[i + 1]
         for e in range(first, last):
-            held_out = share > 0 and pair_number(held_key, source[e], node[i]) < share
+            held_out = is_held_out(held_key, share, words, slot[e], source[e], node[i])
             if not (held_out or is_left_out(left, left_indptr[i], left_indptr[i + 1], source[e])):
                 kept[at] = e
                 at += 1
@@ -280,6 +285,7 @@ def _choose_weighted(
     left: Ids,
     held_key: np.uint64,
     share: float,
+    words: NDArray[np.uint64],
     fanout: int,
     replace: bool,
     key: np.uint64,
@@ -305,7 +311,7 @@ def _choose_weighted(
         elif last > first:
             own = np.empty(last - first, np.float64)
             for e in range(first, last):
-                out = share > 0 and pair_number(held_key, source[e], node[i]) < share
+                out = is_held_out(held_key, share, words, slot[e], source[e], node[i])
                 out = out or is_left_out(left, left_indptr[i], left_indptr[i + 1], source[e])
                 own[e - first] = 0.0 if out else np.float64(weight[slot[e]])
             count, stream = num_drawn(last - first, fanout, replace), stream_of(key, node[i])

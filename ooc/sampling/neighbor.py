@@ -264,7 +264,7 @@ class EdgeSampler:
         (start, stop), stream = nodes.expanding, np.uint64(key & (2**64 - 1))
         node, indptr = nodes.node[start:stop], edges.indptr[start : stop + 1]
         if self.weight is None or edges.stands_for is None or filtered.fanout < 0:
-            found = filtered.others(self.indptr, node, stream, edges.source, indptr)
+            found = filtered.others(self.indptr, node, stream, edges.slot, edges.source, indptr)
             if found is not None:
                 edges.choose(*found)
             return found is not None

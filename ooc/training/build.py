@@ -1,7 +1,7 @@
 """Model, optimizer and device of a configuration."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import torch
@@ -115,13 +115,23 @@ def features_of(dataset: Dataset) -> dict[str, int]:
     return {name: dataset.nodes(name).num_features for name in dataset.node_types}
 
 
-def make_hetero_model(config: NodeConfig, dataset: Dataset, node_type: str, channels: int) -> nn.Module:
-    """The configured model of a heterogeneous store, its parameters drawn from the seed alone.
+def make_hetero_model(config: NodeConfig, dataset: Dataset, node_type: str | Sequence[str], channels: int) -> nn.Module:
+    """The configured model of a heterogeneous store, its parameters drawn from the seed alone; of links with its decoder as
+    `link_decoder`.
+
+    node_type: that has outputs, or the two types that links are between.
 
     A class of one's own that is for homogeneous graphs, with a forward(x, edge_index), is made heterogeneous by PyG's
     `to_hetero`. The rows of embedding tables are given to models in place of features; see `table_shapes`.
     """
     torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
+    made = _model_of_types(config, dataset, node_type, channels)
+    if config.link_decoder is not None:
+        made.link_decoder = make_decoder(config.link_decoder, channels, config.dropout)
+    return made
+
+
+def _model_of_types(config: NodeConfig, dataset: Dataset, node_type: str | Sequence[str], channels: int) -> nn.Module:
     metadata = dataset.metadata()
     shape: dict[str, Any] = {"hidden_channels": config.hidden, "out_channels": channels, "num_layers": config.layers}
     shared = {name: getattr(config, name) for name in _SHARED}
@@ -132,7 +142,8 @@ def make_hetero_model(config: NodeConfig, dataset: Dataset, node_type: str, chan
         )
     widths = features_of(dataset) | {name: width for name, (_, width) in table_shapes(config, dataset).items()}
     typed = takes_types(find_class(config.model, config.folders))
-    offered = {"in_channels": widths if typed else (-1, -1), "metadata": metadata, "node_type": node_type, **shape, **shared}
+    offered = {"in_channels": widths if typed else (-1, -1), "metadata": metadata, **shape, **shared}
+    offered |= {"node_type": node_type} if isinstance(node_type, str) else {}
     asked = [name for name in changed(config, *_SHARED) if getattr(config, name)]
     made = load_model(config.model, offered, config.model_args, asked, config.folders)
     return initialized(made if typed else to_hetero(made, metadata), widths, metadata)

@@ -1,16 +1,20 @@
 """The mode "sampled" of the task "link": batches of links, whose ends' embeddings a decoder scores."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ooc.config.base import RunConfig
+from ooc.config.base import RunConfig, changed
 from ooc.config.links import LinkConfig
+from ooc.graph.hetero import EdgeKey
 from ooc.loading.base import BatchLoader
 from ooc.loading.link_neighbor_loader import LinkNeighborLoader
+from ooc.loading.link_type import edge_type_of
+from ooc.loading.stored_edge_split import StoredEdgeSplit
 from ooc.metrics.link_losses import LinkLoss
 from ooc.metrics.links import LinkScores
 from ooc.metrics.tasks import LabelTask
@@ -18,8 +22,12 @@ from ooc.models.layers import autocast, evaluating
 from ooc.models.user_models import forward_batch
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.sampling.edge_split import PARTS, EdgeSplit
+from ooc.sampling.hetero_neighbor import edge_name
+from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
+from ooc.stores.node_set import NodeSet
 from ooc.training.batch_modes import SampledMode
+from ooc.training.build import make_hetero_model
 from ooc.training.mode import Scores
 
 
@@ -48,32 +56,63 @@ class LinkTask(LabelTask):
 
 
 class LinkMode(SampledMode):
-    """Links of the training part of a random split of the edges, whose other parts carry no messages; see `Mode`."""
+    """Links of the training part of a split of the edges, whose other parts carry no messages; see `Mode`."""
 
-    typed = False
     config: LinkConfig
     loss_of: LinkLoss  # type: ignore[assignment]
+
+    @cached_property
+    def edge_type(self) -> EdgeKey:
+        """That the links are of."""
+        return link_type(self.config.edge_type, self.dataset)
+
+    @cached_property
+    def nodes(self) -> NodeSet:
+        """The sources of links."""
+        return self.dataset.nodes(self.edge_type[0])
 
     def check(self) -> LinkTask:
         """See `LabelMode`."""
         config, dataset = self.config, self.dataset
-        if not dataset.num_features:
+        if not (dataset.is_hetero or dataset.num_features):
             raise ConfigError(f"{config.store} holds no features to train on: ingest it with `features` or `x_cols`")
-        if not dataset.num_edges:
+        if not dataset.edges(self.edge_type).num_edges:
             raise ConfigError(f"{config.store} holds no edges to predict: ingest it with `edges`")
-        self.split = EdgeSplit(config.val, config.test, config.seed)
+        self.split = self._split()
+        unknown = sorted({config.val_split, *config.eval_splits} - {*PARTS, *self.split.names})
+        if unknown:
+            raise ConfigError(f"eval_splits: {unknown[0]!r} is no part of the edges: give {', '.join(self.split.names)}")
+        if config.patience is not None and config.val_split not in self.split.names:
+            raise ConfigError(f"patience needs a split {config.val_split!r} of edges, which the store has not: leave it out")
         return LinkTask.of_links(config)
+
+    def _split(self) -> EdgeSplit | StoredEdgeSplit:
+        """The split that the store has, unless shares are given."""
+        config = self.config
+        if self.dataset.edges(self.edge_type).splits and not config.is_divided:
+            return StoredEdgeSplit(self.dataset, self.edge_type, config.train_split)
+        if named := changed(config, "train_split", "val_split"):
+            why = "val and test divide the edges at random" if config.is_divided else "the store has no split of these edges"
+            raise ConfigError(f"{named[0]} = {getattr(config, named[0])!r}, and {why}: leave it out")
+        return EdgeSplit(*config.shares, config.seed)
+
+    def _make_model(self) -> nn.Module:
+        if not self.dataset.is_hetero:
+            return super()._make_model()
+        source, _, target = self.edge_type
+        ends = source if source == target else (source, target)
+        return make_hetero_model(self.config, self.dataset, ends, self.task.channels).to(self.device)
 
     def _links(self, part: str, batch_size: int, seed: int, **options: Any) -> LinkNeighborLoader:
         fanout = self._neighbors(self.config.fanout if options.get("shuffle") else self.config.eval_fanout)
         sizes: dict[str, Any] = {"edge_split": self.split, "batch_size": batch_size, "seed": seed}
-        return LinkNeighborLoader(self.dataset, fanout, part, **sizes, **self._sampling(), **options)
+        return LinkNeighborLoader(self.dataset, fanout, (self.edge_type, part), **sizes, **self._sampling(), **options)
 
     def _make_loader(self) -> BatchLoader:
         config = self.config
         kind = "binary" if config.loss == "bce" else "triplet"
         how = {"neg_sampling": {"mode": kind, "amount": config.ratio}, "exact_negatives": config.exact_negatives}
-        loader = self._links("train", config.batch_size, config.seed, shuffle=True, **how)
+        loader = self._links(config.train_split, config.batch_size, config.seed, shuffle=True, **how)
         if not loader.num_seeds:
             raise ConfigError(f"{config.store} has no edges left to train on: give a smaller val and test")
         return loader
@@ -83,34 +122,47 @@ class LinkMode(SampledMode):
         config = self.config
         how = {"neg_sampling": {"mode": "triplet", "amount": config.eval_ratio}, "exact_negatives": True}
         size, seed = config.eval_batch_size or config.batch_size, key(config.seed, Purpose.EVALUATE) >> 1
-        wanted = [part for part in PARTS if part in {config.val_split, *config.eval_splits}]
-        loaders = {part: self._links(part, size, seed, **how) for part in wanted}
+        wanted = {config.val_split, *config.eval_splits}
+        loaders = {part: self._links(part, size, seed, **how) for part in self.split.names if part in wanted}
         return {part: loader for part, loader in loaders.items() if loader.num_seeds}
 
     def notes(self) -> list[str]:
         """See `Mode`."""
         counts = ", ".join(f"{loader.num_seeds:,} of {part}" for part, loader in self.evaluators.items())
-        return [*super().notes(), f"links: {self.loader.num_seeds:,} of train, {counts}"]
+        of = f" of {edge_name(self.edge_type)}" if self.dataset.is_hetero else ""
+        return [*super().notes(), f"links{of}: {self.loader.num_seeds:,} of {self.config.train_split}, {counts}"]
+
+    def _sides(self, batch: Any, rows: Any) -> tuple[Any, tuple[Any, Tensor], tuple[Any, Tensor]]:
+        """What of a batch has the fields of links, of sources and of destinations; the latter two with their nodes' rows."""
+        if not self.dataset.is_hetero:
+            return batch, (batch, rows), (batch, rows)
+        source, _, target = self.edge_type
+        of_type: Mapping[str, Tensor] = rows if isinstance(rows, Mapping) else {source: rows}
+        return batch[self.edge_type], (batch[source], of_type[source]), (batch[target], of_type[target])
 
     def loss(self, batch: Any) -> Tensor:
         """See `LinkLoss`."""
         with autocast(self.device, self.config.precision):
             rows, score = self.forward(batch), self.model.link_decoder
-            if "edge_label" in batch:
-                scores, true = score(*rows[batch.edge_label_index]), batch.edge_label > 0  # type: ignore[operator]
+            links, (source, src_rows), (target, dst_rows) = self._sides(batch, rows)
+            if "edge_label" in links:
+                ends, true = links.edge_label_index, links.edge_label > 0
+                pair = src_rows[ends] if dst_rows is src_rows else (src_rows[ends[0]], dst_rows[ends[1]])
+                scores = score(*pair)  # type: ignore[operator]
                 return self.loss_of(scores[true], scores[~true])
-            positive, negative = self._triplets(rows, batch)
+            positive, negative = self._triplets(batch, rows)
             if self.config.loss != "softmax":
                 return self.loss_of(positive, negative)
-            shared = batch.dst_neg_index.flatten()
-            every = score.every(rows[batch.src_index], rows[shared])  # type: ignore[operator, union-attr]
-            return self.loss_of(positive, every, shared[None] == batch.dst_pos_index[:, None])
+            shared = target.dst_neg_index.flatten()
+            every = score.every(src_rows[source.src_index], dst_rows[shared])  # type: ignore[operator, union-attr]
+            return self.loss_of(positive, every, shared[None] == target.dst_pos_index[:, None])
 
-    def _triplets(self, rows: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+    def _triplets(self, batch: Any, rows: Any) -> tuple[Tensor, Tensor]:
         """Scores of links [b], and of their own negatives [b, m]."""
+        _, (source, src_rows), (target, dst_rows) = self._sides(batch, rows)
         score: Any = self.model.link_decoder
-        src, negative = rows[batch.src_index], batch.dst_neg_index.view(len(batch.src_index), -1)
-        return score(src, rows[batch.dst_pos_index]), score(src[:, None], rows[negative])
+        src, negative = src_rows[source.src_index], target.dst_neg_index.view(len(source.src_index), -1)
+        return score(src, dst_rows[target.dst_pos_index]), score(src[:, None], dst_rows[negative])
 
     def score(self, split: str, epoch: int) -> Scores | None:
         """See `LabelMode`: AP and ROC AUC against one negative of each link, ranks among all of its negatives."""
@@ -123,7 +175,8 @@ class LinkMode(SampledMode):
             for batch in loader:
                 batch = batch.to(self.device, non_blocking=True)
                 with autocast(self.device, self.config.precision):
-                    positive, negative = self._triplets(forward_batch(self.model, batch), batch)
+                    self.tables.pull(batch)
+                    positive, negative = self._triplets(batch, forward_batch(self.model, batch))
                 pairs.update(positive, negative[:, :1])
                 ranks.update(positive, negative)
         return {**pairs.compute(), **ranks.compute()}
@@ -132,3 +185,22 @@ class LinkMode(SampledMode):
     def planned(cls, config: RunConfig) -> RunConfig:
         """See `Mode`."""
         return config
+
+
+def link_type(asked: str | None, dataset: Dataset) -> EdgeKey:
+    """The edge type of the links of a run. Raises ConfigError where the setting or the store leave that open."""
+    if not dataset.is_hetero:
+        if asked is not None:
+            raise ConfigError(f"edge_type applies to heterogeneous stores, and {dataset.path} has one edge type: leave it out")
+        return dataset.edge_types[0]
+    there = ", ".join(map(edge_name, dataset.edge_types))
+    if asked is None:
+        own = [key for key in dataset.edge_types if dataset.edges(key).reverse_of is None]
+        if len(own) == 1:
+            return own[0]
+        example = edge_name(own[0] if own else dataset.edge_types[0])
+        raise ConfigError(f"{dataset.path} has the edge types {there}: choose the links' one, as in `edge_type={example!r}`")
+    found = edge_type_of(dataset, asked)
+    if found is None:
+        raise ConfigError(f"edge_type = {asked!r}: {dataset.path} has no such edge type: it has {there}")
+    return found

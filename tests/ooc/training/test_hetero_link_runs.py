@@ -1,0 +1,188 @@
+"""Runs with task = link on an edge type of a heterogeneous store, whose users have embedding tables; and on a stored split."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+
+import ooc
+from ooc.graph.hetero import EdgeKey
+from ooc.models.hetero import full_hetero_blocks
+from ooc.models.user_models import forward_batch
+from ooc.stores.errors import ConfigError
+from ooc.training.link_mode import LinkMode
+from tests.ooc.runs import curve
+
+USERS, ITEMS, GROUPS = 40, 30, 5
+LIKES: EdgeKey = ("user", "likes", "item")
+LIKED: EdgeKey = ("item", "rev_likes", "user")
+NEAR: EdgeKey = ("item", "near", "item")
+SMALL: dict[str, Any] = {"task": "link", "model": "rsage", "hidden": 8, "fanout": [4, 4], "batch_size": 64, "plan": False}
+SMALL |= {"dropout": 0.0, "edge_type": "user:likes:item", "threads": 1}
+
+
+def shop() -> HeteroData:
+    """Users like items of their group, some of them twice; items have features that tell the group, users have none."""
+    rng, data = np.random.default_rng(0), HeteroData()
+    user, item = rng.integers(0, USERS // GROUPS, 260) * GROUPS, rng.integers(0, ITEMS // GROUPS, 260) * GROUPS
+    group = rng.integers(0, GROUPS, 260)
+    likes = torch.from_numpy(np.stack([user + group, item + group]))
+    x = np.eye(GROUPS)[np.arange(ITEMS) % GROUPS] + 0.2 * rng.standard_normal((ITEMS, GROUPS))
+    data["user"].num_nodes, data["item"].x = USERS, torch.from_numpy(x.astype(np.float32))
+    data[LIKES].edge_index, data[LIKED].edge_index = likes, likes.flip(0)
+    data[NEAR].edge_index = torch.from_numpy(rng.integers(0, ITEMS, (2, 70)))
+    return data
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("shop") / "shop.ooc"
+    ooc.from_data(shop(), path).close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def divided(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a split of the likes."""
+    path, data = tmp_path_factory.mktemp("divided") / "shop.ooc", shop()
+    part = np.random.default_rng(1).random(260)
+    data[LIKES].edge_train_mask, data[LIKES].edge_val_mask = torch.from_numpy(part < 0.7), torch.from_numpy(part > 0.85)
+    data[LIKES].edge_test_mask = torch.from_numpy((part >= 0.7) & (part <= 0.85))
+    ooc.from_data(data, path).close()
+    return path
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        pytest.param({"model": "hgt", "heads": 2, "loss": "bpr", "decoder": "distmult"}, marks=pytest.mark.slow),
+        pytest.param({"model": "rgcn", "loss": "softmax", "decoder": "mlp"}, marks=pytest.mark.slow),
+        pytest.param({"model": "torch_geometric.nn:GraphSAGE"}, marks=pytest.mark.slow),
+        pytest.param({"edge_type": "near", "decoder": "mlp"}, marks=pytest.mark.slow),
+    ],
+)
+def test_links_of_an_edge_type_are_learned(store: Path, tmp_path: Path, how: dict[str, Any]) -> None:
+    result = ooc.train(store=store, out=tmp_path / "run", epochs=15, lr=0.03, **{**SMALL, **how})
+    assert set(result["metrics"]["test"]) == {"ap", "auroc", "mrr", "hits@1", "hits@3", "hits@10"}
+    assert "edge_type" in how or result["metrics"]["test"]["auroc"] > 0.7
+
+
+def test_a_resumed_run_is_the_whole_run(divided: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    ooc.train(store=divided, out=whole, epochs=3, checkpoint_every=1, **SMALL)
+    ooc.train(store=divided, out=parts, epochs=3, max_steps=4, checkpoint_every=1, **SMALL)
+    ooc.train(out=parts, resume=True, max_steps=10**6)
+    assert curve(parts) == curve(whole)
+
+
+def others(edges: dict[EdgeKey, torch.Tensor], links: set[tuple[int, int]]) -> dict[EdgeKey, torch.Tensor]:
+    """The edges but for likes between the ends of `links`, in both directions."""
+    found = dict(edges)
+    for key in (LIKES, LIKED):
+        pairs = edges[key].tolist() if key == LIKES else edges[key].flip(0).tolist()
+        kept = [i for i, pair in enumerate(zip(*pairs, strict=True)) if pair not in links]
+        found[key] = edges[key][:, kept]
+    return found
+
+
+@pytest.mark.parametrize("model", ["rsage", "rgcn", "hgt"])
+@pytest.mark.parametrize("is_divided", [False, True])
+def test_full_fan_outs_embed_as_in_ram(store: Path, divided: Path, tmp_path: Path, model: str, is_divided: bool) -> None:
+    """On the whole graph without the links of the batch, without those of validation and test, and without their reverses."""
+    path, data = divided if is_divided else store, shop()
+    how: dict[str, Any] = {
+        **SMALL,
+        "model": model,
+        "fanout": [-1, -1],
+        "batch_size": 20,
+        **({"heads": 2} * (model == "hgt") or {}),
+    }
+    config = ooc.LinkConfig(store=path, out=tmp_path / "run", **how)
+    pairs = list(zip(*data[LIKES].edge_index.tolist(), strict=True))
+    with ooc.open(path) as ds:
+        mode = LinkMode(config, ds)
+        held = [batch[LIKES].input_id for part in ("val", "test") for batch in mode.evaluators[part]]
+        held_out = {pairs[i] for i in torch.cat(held).tolist()}
+        assert len(held_out) > 30
+        rows = {"user": torch.randn(USERS, 8 if model != "rsage" else GROUPS), "item": data["item"].x}
+        assert mode.table_shapes["user"] == rows["user"].shape
+        count = {"user": USERS, "item": ITEMS}
+        mode.model.eval()
+        for loader in (mode.loader, mode.evaluators["test"]):
+            seen = 0
+            for batch in loader:
+                batch["user"].x = rows["user"][batch["user"].n_id]
+                with torch.no_grad():
+                    out = forward_batch(mode.model, batch)
+                links = {pairs[i] for i in batch[LIKES].input_id.tolist()}
+                blocks = full_hetero_blocks(others(data.edge_index_dict, links | held_out), count, 2)
+                with torch.no_grad():
+                    whole = mode.model(rows, blocks)
+                for name, found in out.items():
+                    np.testing.assert_allclose(found, whole[name][batch[name].n_id[: len(found)]], atol=1e-5, rtol=1e-5)
+                seen += len(links)
+            assert seen
+        mode.close()
+
+
+def test_a_split_of_the_store_is_used(divided: Path, tmp_path: Path) -> None:
+    for given, expected in (({}, 260 * 0.7), ({"val": 0.3, "test": 0.3}, 260 * 0.4)):
+        config = ooc.LinkConfig(store=divided, out=tmp_path / "run", **SMALL, **given)
+        with ooc.open(divided) as ds:
+            mode = LinkMode(config, ds)
+            assert mode.loader.num_seeds == pytest.approx(expected, rel=0.2)
+            assert given or mode.loader.num_seeds == len(ds.edges(LIKES).members("train"))
+            assert set(mode.evaluators) == {"val", "test"}
+            mode.close()
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+def test_a_stored_split_of_one_edge_type(tmp_path: Path, undirected: bool) -> None:
+    """No message goes along an edge of validation or test, nor between its ends in the other direction."""
+    rng = np.random.default_rng(3)
+    src, dst = rng.integers(0, 30, (2, 200))
+    part = rng.random(200)
+    data = Data(x=torch.ones(30, 3), edge_index=torch.from_numpy(np.stack([src, dst])))
+    data.edge_train_mask, data.edge_val_mask = torch.from_numpy(part < 0.6), torch.from_numpy(part >= 0.8)
+    ooc.from_data(data, tmp_path / "s.ooc", undirected=undirected).close()
+    out = {frozenset(pair) for pair in zip(src[part >= 0.8].tolist(), dst[part >= 0.8].tolist(), strict=True)}
+    with ooc.open(tmp_path / "s.ooc") as ds:
+        split, seen, messages = ooc.StoredEdgeSplit(ds), 0, set()
+        for batch in ooc.LinkNeighborLoader(ds, [-1], "train", edge_split=split, batch_size=16, keep_supervision_edges=True):
+            ends = batch.n_id[batch.edge_index]
+            messages |= {frozenset(pair) for pair in ends.t().tolist()}
+            seen += len(batch.input_id)
+        assert seen == len(ds.edges().members("train"))
+        assert not messages & out
+        middle = {frozenset(pair) for pair in zip(src[part < 0.8].tolist(), dst[part < 0.8].tolist(), strict=True)}
+        assert len(messages) > 0.8 * len(middle - out)
+        for batch in ooc.LinkNeighborLoader(ds, [3], "val", edge_split=split, disjoint=True, batch_size=16):
+            assert not {frozenset(pair) for pair in batch.n_id[batch.edge_index].t().tolist()} & out
+
+
+def test_what_does_not_fit_is_refused(store: Path, divided: Path, tmp_path: Path) -> None:
+    there = "user:likes:item, item:rev_likes:user, item:near:item"
+    for path, settings, words in (
+        (store, {"edge_type": None}, "has the edge types .*: choose the links' one, as in `edge_type="),
+        (store, {"edge_type": "user:buys:item"}, "edge_type = 'user:buys:item': .* has no such edge type"),
+        (store, {"model": "sage"}, "model 'sage' is not for heterogeneous graphs"),
+        (store, {"train_split": "mine"}, "train_split = 'mine', and the store has no split of these edges"),
+        (divided, {"train_split": "mine"}, r"has no split 'mine' of edges \(it has: train, val, test\)"),
+        (divided, {"val": 0.1, "val_split": "test"}, "val_split = 'test', and val and test divide the edges at random"),
+        (divided, {"eval_splits": ["dev"]}, "'dev' is no part of the edges: give train, val, test"),
+        (divided, {"patience": 2, "val_split": "train"}, None),
+    ):
+        if words is None:
+            continue
+        with pytest.raises(ConfigError, match=words) as raised:
+            ooc.train(store=path, out=tmp_path / "run", **{**SMALL, **settings})
+        assert "\n" not in str(raised.value)
+    with ooc.open(store) as ds, pytest.raises(ConfigError, match=r"has no split 'train' of edges \(it has: none\)"):
+        ooc.StoredEdgeSplit(ds, LIKES)
+    with ooc.open(divided) as ds, pytest.raises(ConfigError, match=f"give one of the edge types of .*, {there}"):
+        ooc.StoredEdgeSplit(ds, "buys")
+    assert not (tmp_path / "run").exists()
