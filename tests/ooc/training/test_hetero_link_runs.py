@@ -94,22 +94,15 @@ def others(edges: dict[EdgeKey, torch.Tensor], links: set[tuple[int, int]]) -> d
 def test_full_fan_outs_embed_as_in_ram(store: Path, divided: Path, tmp_path: Path, model: str, is_divided: bool) -> None:
     """On the whole graph without the links of the batch, without those of validation and test, and without their reverses."""
     path, data = divided if is_divided else store, shop()
-    how: dict[str, Any] = {
-        **SMALL,
-        "model": model,
-        "fanout": [-1, -1],
-        "batch_size": 20,
-        **({"heads": 2} * (model == "hgt") or {}),
-    }
-    config = ooc.LinkConfig(store=path, out=tmp_path / "run", **how)
+    how: dict[str, Any] = {**SMALL, "model": model, "fanout": [-1, -1], "batch_size": 20}
+    config = ooc.LinkConfig(store=path, out=tmp_path / "run", **how, **({"heads": 2} if model == "hgt" else {}))
     pairs = list(zip(*data[LIKES].edge_index.tolist(), strict=True))
     with ooc.open(path) as ds:
         mode = LinkMode(config, ds)
         held = [batch[LIKES].input_id for part in ("val", "test") for batch in mode.evaluators[part]]
         held_out = {pairs[i] for i in torch.cat(held).tolist()}
         assert len(held_out) > 30
-        rows = {"user": torch.randn(USERS, 8 if model != "rsage" else GROUPS), "item": data["item"].x}
-        assert mode.table_shapes["user"] == rows["user"].shape
+        rows = {"user": torch.randn(mode.table_shapes["user"]), "item": data["item"].x}
         count = {"user": USERS, "item": ITEMS}
         mode.model.eval()
         for loader in (mode.loader, mode.evaluators["test"]):
@@ -174,10 +167,7 @@ def test_what_does_not_fit_is_refused(store: Path, divided: Path, tmp_path: Path
         (divided, {"train_split": "mine"}, r"has no split 'mine' of edges \(it has: train, val, test\)"),
         (divided, {"val": 0.1, "val_split": "test"}, "val_split = 'test', and val and test divide the edges at random"),
         (divided, {"eval_splits": ["dev"]}, "'dev' is no part of the edges: give train, val, test"),
-        (divided, {"patience": 2, "val_split": "train"}, None),
     ):
-        if words is None:
-            continue
         with pytest.raises(ConfigError, match=words) as raised:
             ooc.train(store=path, out=tmp_path / "run", **{**SMALL, **settings})
         assert "\n" not in str(raised.value)
