@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ooc.stores.integrity import verify
     from ooc.training.callbacks import Callback
     from ooc.training.infer import NodeRows, WrittenRows, embed, infer
+    from ooc.training.rank import rank
     from ooc.training.verbs import plan, train
 
 __all__ = [
@@ -87,6 +88,7 @@ __all__ = [
     "open",
     "plan",
     "pre_aggregation_of",
+    "rank",
     "split",
     "top_k",
     "train",
@@ -144,6 +146,7 @@ __getattr__ = lazy_exports(
         "load_config": "ooc.config.modes",
         "plan": "ooc.training.verbs",
         "pre_aggregation_of": "ooc.models.builders",
+        "rank": "ooc.training.rank",
         "split": "ooc.pyg.change_store",
         "top_k": "ooc.layerwise.top_k",
         "train": "ooc.training.verbs",

@@ -100,7 +100,8 @@ def init(
     kinds = ", ".join(f"{name}: {kind}" if name else kind for name, (kind, _) in own.items())
     splits = ", ".join(dict.fromkeys(split for _, names in own.values() for split in names)) or "none"
     about = f"{store}: {manifest.num_nodes:,} nodes, {manifest.num_edges:,} edges; task {kinds or 'none'}; splits {splits}"
-    given = {"task": chosen[0], **({"model": "rsage"} if typed and applies("node_type", name_of(*chosen)) else {})}
+    of_types = typed and any(applies(each, name_of(*chosen)) for each in ("node_type", "edge_type"))
+    given = {"task": chosen[0], **({"model": "rsage"} if of_types else {})}
     print(template(store, name_of(*chosen), {flag.name: flag for flag in TRAIN}, about, given), end="")
 
 
@@ -172,6 +173,10 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of
 CheckpointOption = Annotated[Path, typer.Option("--checkpoint", metavar="RUN", help="Directory of a run of `ooc train`.")]
 MemoryOption = Annotated[str | None, typer.Option("--memory", help="Memory for the process, such as 2GB.")]
 EngineOption = Annotated[str, typer.Option("--engine", help="How rows are read: auto, uring, pread or mmap.")]
+NodeTypeOption = Annotated[
+    str | None,
+    typer.Option("--node-type", metavar="TYPE", help="Node type of a heterogeneous store; by default the one learned."),
+]
 VerifyReadsOption = Annotated[
     bool, typer.Option("--verify-reads", help="Compare every chunk with its checksum before rows are read from it.")
 ]
@@ -194,6 +199,7 @@ def infer(
             help="The Parquet or CSV file to write: id, class, probabilities (of a regression: id, prediction).",
         ),
     ],
+    node_type: NodeTypeOption = None,
     memory: MemoryOption = None,
     engine: EngineOption = "auto",
     model: ModelOption = None,
@@ -206,6 +212,7 @@ def infer(
     crash, run the command again to continue.
     """
     options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads}
+    options["node_type"] = node_type
     result = _layer_by_layer("infer", checkpoint, store, out, memory=memory, engine=engine, **options)
     print(f"{result.path}: {result.rows:,} {result.of}, {result.columns} model outputs; {result.moved}")
 
@@ -220,10 +227,7 @@ def embed(
         Path, typer.Option("--out", metavar="PATH", help="The Zarr group to write; the embeddings are its array x.")
     ],
     layer: Annotated[int | None, typer.Option("--layer", help="Layer number, from 1; by default the last but one.")] = None,
-    node_type: Annotated[
-        str | None,
-        typer.Option("--node-type", metavar="TYPE", help="Node type of a heterogeneous store; by default the one learned."),
-    ] = None,
+    node_type: NodeTypeOption = None,
     memory: MemoryOption = None,
     engine: EngineOption = "auto",
     model: ModelOption = None,
@@ -240,12 +244,39 @@ def embed(
     print(f"{result.path}/x: {result.rows:,} nodes x {result.columns}; {result.moved}")
 
 
+@app.command(
+    cls=Verb, rich_help_panel=RUNS, epilog="ooc rank shop.ooc --checkpoint runs/links --out best.parquet --k 20 --memory 2GB"
+)
+def rank(
+    store: StoreArgument,
+    checkpoint: CheckpointOption,
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="PATH", help="The Parquet or CSV file to write: source, target, rank, score."),
+    ],
+    k: Annotated[int, typer.Option("--k", help="Destinations to keep for each source.")] = 10,
+    memory: MemoryOption = None,
+    engine: EngineOption = "auto",
+    model: ModelOption = None,
+    allow_code: AllowCode = False,
+    verify_reads: VerifyReadsOption = False,
+) -> None:
+    """Rank all destinations for every source, by a run of links (--task link).
+
+    The best of each source are written, without the links that the store has. Scores are computed in blocks that fit the
+    memory. After a crash, run the command again to continue.
+    """
+    options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads, "k": k}
+    result = _layer_by_layer("rank", checkpoint, store, out, memory=memory, engine=engine, **options)
+    print(f"{result.path}: the best {result.columns} of {result.rows:,} sources; {result.moved}")
+
+
 def _layer_by_layer(verb: str, run: Path, store: Path, out: Path, **settings: Any) -> "WrittenRows":
-    """Carry out a verb of `ooc.training.infer`, with progress."""
-    from ooc.training import infer as verbs
+    """Carry out a verb that computes outputs of a run, with progress."""
+    import ooc
     from ooc.training.watchers import StepBars
 
     merge_appended(store, settings["memory"])
     with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
         settings["progress"] = lambda what, done, total: bars(what, done, total, "nodes")
-        return cast("WrittenRows", getattr(verbs, verb)(run, store, out, **settings))
+        return cast("WrittenRows", getattr(ooc, verb)(run, store, out, **settings))

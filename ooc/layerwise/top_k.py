@@ -5,8 +5,11 @@ holds share one pass over the items' rows, which are read front to back.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -19,6 +22,7 @@ from ooc.runtime.memory_plan import RANKED_SHARE
 from ooc.stores.arrays.rows import ArrayRows, Ids, Rows
 from ooc.stores.arrays.zarr_rows import open_zarr_rows
 from ooc.stores.dataset import Dataset
+from ooc.stores.edge_set import EdgeSet
 from ooc.stores.errors import BudgetError, ConfigError, InputError, OocError
 from ooc.stores.jit import kernel
 from ooc.stores.process import ProcessMemory
@@ -39,11 +43,17 @@ class TopK(NamedTuple):
     score: NDArray[np.float32]
     """float32[n, k]; -inf where a source has fewer"""
 
+    @classmethod
+    def empty(cls, source: Ids, k: int) -> Self:
+        """Lists without items."""
+        return cls(source, np.full((len(source), k), -1, np.int64), np.full((len(source), k), -np.inf, np.float32))
+
 
 def top_k(
     rows: Any,
     k: int,
     *,
+    item_rows: Any = None,
     sources: Any = None,
     items: Any = None,
     decoder: str | nn.Module = "dot",
@@ -57,10 +67,12 @@ def top_k(
     Args:
         rows: Embeddings of all nodes, [N, d]: an array, a tensor, what `ooc.embed` returns, or the path of a Zarr array.
         k: Items to keep for each source, 1 or more.
+        item_rows: Embeddings of all items, [M, d], where these are nodes of another type; None: `rows`.
         sources: Node ids to rank for, int[n]; None: all nodes.
-        items: Node ids to rank, int[m]; None: all nodes.
+        items: Node ids to rank, int[m]; None: all nodes, or all rows of `item_rows`.
         decoder: "dot", or a module that scores src [..., d] and dst [..., d] as `ooc.models.edge_decoders` do.
-        known: Links to leave out: a data set (its edges from a source to an item), or pairs int[2, e] of sources and items.
+        known: Links to leave out: a data set or its edges of a type (`ds.edges(("user", "likes", "item"))`), from a source to
+            an item; or pairs int[2, e] of sources and items.
         memory: Of the process, such as "2GB"; None: half of what is available.
 
     Returns:
@@ -75,43 +87,63 @@ def top_k(
     >>> best = ooc.top_k(ooc.embed("runs/links", "shop.ooc"), 20, sources=users, items=products, known=ds)
     >>> best.item[0]  # of users[0]
     """
-    opened, owned = _rows_of(rows)
-    try:
-        if len(opened.shape) != 2 or opened.dtype.kind != "f":
-            raise ConfigError(f"rows must be embeddings [N, d] of floats, not {opened.dtype}{list(opened.shape)}")
-        if isinstance(k, bool) or k != int(k) or k < 1:
-            raise ConfigError(f"k must be a whole number of 1 or more, not {k!r}")
-        num_nodes = opened.shape[0]
-        source, item = _ids(sources, "sources", num_nodes), np.unique(_ids(items, "items", num_nodes))
-        model = make_decoder(decoder, opened.shape[1]) if isinstance(decoder, str) else decoder
+    if isinstance(k, bool) or k != int(k) or k < 1:
+        raise ConfigError(f"k must be a whole number of 1 or more, not {k!r}")
+    with ExitStack() as opened:
+        own = _embeddings(rows, "rows", opened)
+        other = own if item_rows is None else _embeddings(item_rows, "item_rows", opened)
+        width, count = own.shape[1], (own.shape[0], other.shape[0])
+        if other.shape[1] != width:
+            raise ConfigError(f"rows have {width} columns and item_rows {other.shape[1]}: both are of the same decoder")
+        source, item = _ids(sources, "sources", count[0]), np.unique(_ids(items, "items", count[1]))
+        model = make_decoder(decoder, width) if isinstance(decoder, str) else decoder
         if isinstance(decoder, str) and any(True for _ in model.parameters()):
             raise ConfigError(f"decoder {decoder!r} has parameters: give the trained module, not its name")
-        links = _known_of(known, num_nodes)
-        group = _group_of(int(k), opened.shape[1], memory)
-        found = TopK(source, np.full((len(source), k), -1, np.int64), np.full((len(source), k), -np.inf, np.float32))
-        with evaluating(model):
-            for start in range(0, len(source), group):
-                part = slice(start, start + group)
-                _rank(opened, model, item, links, TopK(found.source[part], found.item[part], found.score[part]))
+        ranking = Ranking(own, other, model, item, _known_of(known, count), item_rows is None)
+        found = TopK.empty(source, int(k))
+        for part in ranking.groups(len(source), int(k), memory):
+            ranking.fill(TopK(found.source[part], found.item[part], found.score[part]))
         return found
-    finally:
-        if owned:
-            opened.close()
 
 
-def _rank(rows: Rows, decoder: nn.Module, items: Ids, links: "KnownLinks", best: TopK) -> None:
-    """Fill the lists of some sources in one pass over the items."""
-    source = _read(rows, best.source)
-    indptr, node = links.of(best.source)
-    for first in range(0, len(items), ITEMS):
-        item = items[first : first + ITEMS]
-        target = _read(rows, item)
-        for start in range(0, len(best.source), SOURCES):
-            tile = slice(start, start + SOURCES)
-            scores = _scores(decoder, source[tile], target)
-            own = indptr[start : start + len(scores) + 1]
-            if not _keep_best(scores, best.source[tile], item, own, node, best.item[tile], best.score[tile]):
-                raise OocError("the decoder scored a pair with NaN: the embeddings or its parameters are not finite")
+@dataclass(frozen=True)
+class Ranking:
+    """What lists of items are made of. same: whether items are nodes of the sources' type: a source is not its own item.
+
+    >>> ranking = Ranking(users, products, decoder, np.arange(products.shape[0]), KnownLinks(None, likes), same=False)
+    >>> best = TopK.empty(np.arange(512), k=10)
+    >>> ranking.fill(best)
+    """
+
+    rows: Rows
+    """of sources"""
+    item_rows: Rows
+    decoder: nn.Module
+    items: Ids
+    """int64[m], ascending"""
+    known: "KnownLinks"
+    same: bool
+
+    def groups(self, num_sources: int, k: int, memory: str | int | None) -> Iterator[slice]:
+        """Sources that the memory holds lists of k items of at once. Raises BudgetError where it holds none."""
+        group = _group_of(k, self.rows.shape[1], memory)
+        return (slice(start, min(start + group, num_sources)) for start in range(0, num_sources, group))
+
+    def fill(self, best: TopK) -> None:
+        """Fill the lists of some sources in one pass over the items. Raises OocError for a score that is NaN."""
+        source, none = _read(self.rows, best.source), np.full(len(best.source), -1)
+        indptr, node = self.known.of(best.source)
+        own_item = best.source if self.same else none
+        with evaluating(self.decoder):
+            for first in range(0, len(self.items), ITEMS):
+                item = self.items[first : first + ITEMS]
+                target = _read(self.item_rows, item)
+                for start in range(0, len(best.source), SOURCES):
+                    tile = slice(start, start + SOURCES)
+                    scores = _scores(self.decoder, source[tile], target)
+                    own = indptr[start : start + len(scores) + 1]
+                    if not _keep_best(scores, own_item[tile], item, own, node, best.item[tile], best.score[tile]):
+                        raise OocError("the decoder scored a pair with NaN: the embeddings or its parameters are not finite")
 
 
 @torch.no_grad()
@@ -144,27 +176,27 @@ def _group_of(k: int, width: int, memory: str | int | None) -> int:
 
 
 class KnownLinks:
-    """Links to leave out, by source. pair: int64[2, e], or a graph: its edges."""
+    """Links to leave out, by source. pair: int64[2, e], or edges of a type."""
 
-    def __init__(self, pair: Ids | None, dataset: Dataset | None = None) -> None:
-        self._dataset = dataset
+    def __init__(self, pair: Ids | None, edges: EdgeSet | None = None) -> None:
+        self._edges = edges
         self._pair = np.empty((2, 0), np.int64) if pair is None else pair[:, np.argsort(pair[0], kind="stable")]
 
     def of(self, source: Ids) -> tuple[Ids, Ids]:
         """The items known to each of `source` (int64[n]): (indptr int64[n+1], items, ascending of each)."""
-        if self._dataset is not None and self._dataset.manifest.undirected:
-            graph = self._dataset.graph
+        if self._edges is not None and self._edges.undirected:
+            graph = self._edges.graph
             count = graph.degree(source)
             indptr = np.concatenate([[0], np.cumsum(count)])
             slot = np.repeat(graph.indptr[source] - indptr[:-1], count) + np.arange(int(indptr[-1]))
             return _sorted(np.repeat(np.arange(len(source)), count), np.asarray(graph.indices[slot], np.int64), len(source))
         order = np.argsort(source, kind="stable")
-        if self._dataset is None:
+        if self._edges is None:
             first, last = (np.searchsorted(self._pair[0], source, side) for side in ("left", "right"))
             at = np.repeat(np.arange(len(source)), last - first)
             begin = np.repeat(first - np.concatenate([[0], np.cumsum(last - first)[:-1]]), last - first)
             return _sorted(at, self._pair[1, begin + np.arange(len(at))], len(source))
-        found = [self._from_edges(source[order], order, *piece) for piece in _pieces(self._dataset)]
+        found = [self._from_edges(source[order], order, *piece) for piece in _pieces(self._edges)]
         none = np.empty(0, np.int64)
         at, node = (np.concatenate([none, *(pair[end] for pair in found)]) for end in (0, 1))
         return _sorted(at, node, len(source))
@@ -178,9 +210,9 @@ class KnownLinks:
         return order[begin + np.arange(int(count.sum()))], np.repeat(dst, count)
 
 
-def _pieces(ds: Dataset) -> Any:
+def _pieces(edges: EdgeSet) -> Any:
     """(sources, destinations) of all edges, a piece at a time, in order of slots."""
-    graph = ds.graph
+    graph = edges.graph
     for start in range(0, graph.num_edges, _EDGES_AT_ONCE):
         stop = min(start + _EDGES_AT_ONCE, graph.num_edges)
         slot = np.arange(start, stop)
@@ -192,13 +224,18 @@ def _sorted(at: Ids, node: Ids, count: int) -> tuple[Ids, Ids]:
     return np.searchsorted(at[order], np.arange(count + 1)), node[order]
 
 
-def _known_of(known: Any, num_nodes: int) -> KnownLinks:
+def _known_of(known: Any, count: tuple[int, int]) -> KnownLinks:
+    """count: of sources and of items that there are embeddings of."""
     if known is None:
         return KnownLinks(None)
-    if isinstance(known, Dataset):
-        if known.num_nodes != num_nodes:
-            raise ConfigError(f"known has {known.num_nodes} nodes and rows are of {num_nodes}: give the data set they are of")
-        return KnownLinks(None, known)
+    if isinstance(known, Dataset | EdgeSet):
+        edges = known.edges() if isinstance(known, Dataset) else known
+        targets = edges.graph.num_nodes
+        ends = targets if edges.graph.sources is None else edges.graph.sources, targets
+        if ends != count:
+            has, are = (" and ".join(map(str, dict.fromkeys(each))) for each in (ends, count))
+            raise ConfigError(f"known has {has} nodes and rows are of {are}: give the data set they are of")
+        return KnownLinks(None, edges)
     pair = known.detach().cpu().numpy() if isinstance(known, Tensor) else np.asarray(known)
     if pair.ndim != 2 or pair.shape[0] != 2 or (pair.dtype.kind not in "iu" and pair.size):
         raise ConfigError(f"known must be a data set or pairs [2, e] of whole numbers, not {pair.dtype}{list(pair.shape)}")
@@ -216,6 +253,16 @@ def _ids(given: Any, name: str, num_nodes: int) -> Ids:
         at = int(np.argmax(wrong))
         raise InputError(f"{name}[{at}] is {ids[at]}, which is no node: there are rows 0..{num_nodes - 1}")
     return ids.astype(np.int64)
+
+
+def _embeddings(rows: Any, name: str, opened: ExitStack) -> Rows:
+    """`rows` as Rows, which go with `opened` where they were opened here. Raises ConfigError if they are no embeddings."""
+    found, owned = _rows_of(rows)
+    if owned:
+        opened.enter_context(closing(found))
+    if len(found.shape) != 2 or found.dtype.kind != "f":
+        raise ConfigError(f"{name} must be embeddings [N, d] of floats, not {found.dtype}{list(found.shape)}")
+    return found
 
 
 def _rows_of(rows: Any) -> tuple[Rows, bool]:

@@ -119,13 +119,14 @@ def make_hetero_model(config: NodeConfig, dataset: Dataset, node_type: str | Seq
     """The configured model of a heterogeneous store, its parameters drawn from the seed alone; of links with its decoder as
     `link_decoder`.
 
-    node_type: that has outputs, or the two types that links are between.
+    node_type: that has outputs, or several such, such as the two that links are between.
 
     A class of one's own that is for homogeneous graphs, with a forward(x, edge_index), is made heterogeneous by PyG's
     `to_hetero`. The rows of embedding tables are given to models in place of features; see `table_shapes`.
     """
     torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
-    made = _model_of_types(config, dataset, node_type, channels)
+    one = node_type if isinstance(node_type, str) or len(node_type) > 1 else node_type[0]
+    made = _model_of_types(config, dataset, one, channels)
     if config.link_decoder is not None:
         made.link_decoder = make_decoder(config.link_decoder, channels, config.dropout)
     return made

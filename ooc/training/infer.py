@@ -44,6 +44,7 @@ from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import checkpoint, infer_graphs
 from ooc.training.build import make_hetero_model, make_model, table_shapes, takes_floats
 from ooc.training.graph_mode import graph_model
+from ooc.training.link_mode import ends_of, link_type
 from ooc.training.node_mode import feature_reading, labelled_nodes
 from ooc.training.predictions import check_group, check_table, write_table, write_zarr
 from ooc.training.run import MODEL
@@ -189,7 +190,7 @@ def infer(
         progress: Called with (what, nodes done, nodes in all).
         verify_reads: Compare every chunk with its checksum before rows are read from it, as `ooc.open(..., verify_reads=True)`.
         node_type: Of a module on a heterogeneous store, the type whose outputs are computed. Of types without features the
-            module gets the nodes' numbers, int64[n].
+            module gets the nodes' numbers, int64[n]. Of a run of links between nodes of two types, those to embed.
 
     Returns:
         `NodeRows` float32 [N, C] (of graphs [G, C]) if `out` is None, else `WrittenRows` about the file.
@@ -204,8 +205,8 @@ def infer(
     >>> logits = ooc.infer(model, ds)
     >>> accuracy = (logits[ds.test_mask].argmax(1) == ds.y[ds.test_mask]).mean()
     """
-    consent = partial(_agreed, model_class=model_class, allow_code=allow_code)
-    work = _Work(model, store, None, num_layers, engine, memory, consent, progress, verify_reads, node_type)
+    consent = partial(agreed, model_class=model_class, allow_code=allow_code)
+    work = ModelOutputs(model, store, None, num_layers, engine, memory, consent, progress, verify_reads, node_type)
     if out is not None:
         check_table(Path(out))
     if _is_of_graphs(model):
@@ -256,9 +257,9 @@ def embed(
     >>> ooc.embed("runs/1", "papers.ooc", "embeddings.zarr", layer=2).columns
     256
     """
-    consent = partial(_agreed, model_class=model_class, allow_code=allow_code)
+    consent = partial(agreed, model_class=model_class, allow_code=allow_code)
     which: Any = "hidden" if layer is None else layer
-    work = _Work(model, store, which, num_layers, engine, memory, consent, progress, verify_reads, node_type)
+    work = ModelOutputs(model, store, which, num_layers, engine, memory, consent, progress, verify_reads, node_type)
     if out is not None:
         check_group(Path(out))
     return _kept(work, folder) if out is None else _written(work, Path(out), embeds=True)
@@ -266,7 +267,8 @@ def embed(
 
 @dataclass(frozen=True)
 class _Subject:
-    """What outputs are computed of. task: None for outputs of no task; tables, num_layers: as of `exact_pass`."""
+    """What outputs are computed of. task: None for outputs of no task; tables, num_layers: as of `exact_pass`; learned: the
+    node types that a run on a heterogeneous store has outputs of."""
 
     dataset: Dataset
     model: nn.Module
@@ -274,6 +276,7 @@ class _Subject:
     nodes: NodeSet
     tables: Mapping[str, Rows] = field(default_factory=dict)
     num_layers: int | None = None
+    learned: tuple[str, ...] = ()
 
     @property
     def node_type(self) -> str | None:
@@ -282,17 +285,17 @@ class _Subject:
 
 
 @dataclass(frozen=True)
-class _Work:
-    """What is computed. layer: as of `exact_pass`."""
+class ModelOutputs:
+    """What is computed. layer: as of `exact_pass`; node_type: as of `infer`."""
 
     model: Model
     store: Store
-    layer: int | Literal["hidden"] | None
-    num_layers: int | None
-    engine: str
-    memory: str | int | None
-    consent: Any
-    progress: Progress | None
+    layer: int | Literal["hidden"] | None = None
+    num_layers: int | None = None
+    engine: str = "auto"
+    memory: str | int | None = None
+    consent: Any = None
+    progress: Progress | None = None
     verify_reads: bool = False
     node_type: str | None = None
 
@@ -337,13 +340,15 @@ class _Work:
             raise ConfigError(f"node_type applies to heterogeneous stores, and {dataset.path} has one node type: leave it out")
 
     def _of_wanted_type(self, subject: _Subject) -> _Subject:
-        """Of a run, whose outputs are of the type that it learned; a layer's are of all types."""
-        wanted, learned = self.node_type, subject.nodes.name
-        if wanted in (None, learned):
-            return subject
-        if self.layer is None or not has_layers(subject.model):
-            raise ConfigError(f"{self.model} gives outputs of {learned}, and node_type = {wanted!r}: leave it out")
-        return replace(subject, nodes=subject.dataset.nodes(wanted))
+        """Of a run, whose outputs are of the types that it learned; a layer's are of all types."""
+        wanted, learned = self.node_type, subject.learned
+        if wanted is None and len(learned) > 1:
+            there = " and ".join(learned)
+            raise ConfigError(f"{self.model} has embeddings of {there}: choose one, as in `node_type={learned[0]!r}`")
+        if wanted not in (None, *learned) and (self.layer is None or not has_layers(subject.model)):
+            what = " and ".join(learned)
+            raise ConfigError(f"{self.model} gives outputs of {what}, and node_type = {wanted!r}: leave it out")
+        return replace(subject, nodes=subject.dataset.nodes(wanted or learned[0]))
 
     def class_names(self, subject: _Subject) -> list[str] | None:
         """Names of the model's classes: of the store it was trained on, where that is still there, else of this one."""
@@ -380,19 +385,24 @@ class _Work:
 
 
 @contextmanager
-def _of_types(dataset: Dataset, config: NodeConfig, run: Path, num_layers: int | None) -> Iterator[_Subject]:
+def _of_types(dataset: Dataset, config: Any, run: Path, num_layers: int | None) -> Iterator[_Subject]:
     """The model of a run on a heterogeneous store, with the embedding tables of its best epoch."""
-    nodes = labelled_nodes(config, dataset)
-    if nodes.task is None:
-        raise ConfigError(f"{dataset.path} has no labels that give the task: use the store that was trained on")
-    task, shapes = LabelTask.of(nodes, config), table_shapes(config, dataset)
-    made = make_hetero_model(config, dataset, nodes.name, task.channels)
+    if config.link_decoder is not None:  # embeddings of both ends
+        learned = ends_of(link_type(config.edge_type, dataset))
+        nodes, task, channels = dataset.nodes(learned[0]), None, config.hidden
+    else:
+        nodes = labelled_nodes(config, dataset)
+        if nodes.task is None:
+            raise ConfigError(f"{dataset.path} has no labels that give the task: use the store that was trained on")
+        learned, task = (nodes.name,), LabelTask.of(nodes, config)
+        channels = task.channels
+    shapes, made = table_shapes(config, dataset), make_hetero_model(config, dataset, learned, channels)
     _load(made, run)
     with ExitStack() as opened:
         tables = _tables_of(run, dataset, shapes) if shapes else {}
         for rows in tables.values():
             opened.enter_context(closing(rows))
-        yield _Subject(dataset, made, task, nodes, tables, num_layers or config.layers)
+        yield _Subject(dataset, made, task, nodes, tables, num_layers or config.layers, learned)
 
 
 def _tables_of(run: Path, dataset: Dataset, shapes: Mapping[str, tuple[int, int]]) -> dict[str, DiskRows]:
@@ -411,7 +421,7 @@ def _tables_of(run: Path, dataset: Dataset, shapes: Mapping[str, tuple[int, int]
     return dict(kept_rows(run / TABLES, shapes, kept))
 
 
-def _agreed(run: Path, store: Path, *, model_class: str | None, allow_code: bool, kind: type[ModelConfig] = NodeConfig) -> Any:
+def agreed(run: Path, store: Path, *, model_class: str | None, allow_code: bool, kind: type[ModelConfig] = NodeConfig) -> Any:
     """The configuration, of that kind, of a run whose model may be made. Nothing of it has been imported before."""
     config = _config(run, kind)
     if ":" in config.model:
@@ -422,7 +432,7 @@ def _agreed(run: Path, store: Path, *, model_class: str | None, allow_code: bool
     return config
 
 
-def _kept(work: _Work, folder: Path | str | None) -> NodeRows:
+def _kept(work: ModelOutputs, folder: Path | str | None) -> NodeRows:
     """The rows, in memory or in a temporary folder that goes with them."""
     if folder is not None and not Path(folder).is_dir():
         raise ConfigError(f"{folder}: there is no such directory; make it first")
@@ -447,7 +457,7 @@ def _is_of_graphs(model: Model) -> bool:
     return isinstance(model, str | os.PathLike) and (saved_config(Path(model)) or {}).get("task") == "graph"
 
 
-def _graphs(work: _Work, consent: Any, out: Path | None) -> NodeRows | WrittenRows:
+def _graphs(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | WrittenRows:
     """The outputs of a run of whole graphs for all graphs of the store."""
     run = Path(str(work.model))
     config: GraphConfig = consent(run, Path(os.fspath(work.store)))
@@ -471,7 +481,7 @@ def _graphs(work: _Work, consent: Any, out: Path | None) -> NodeRows | WrittenRo
         )
 
 
-def _written(work: _Work, out: Path, embeds: bool) -> WrittenRows:
+def _written(work: ModelOutputs, out: Path, embeds: bool) -> WrittenRows:
     """Write the rows to `out`.
 
     The pass's folder, beside `out`, goes once `out` is there. An `out` beside the folder of the same pass was finished, but the

@@ -99,9 +99,7 @@ class LinkMode(SampledMode):
     def _make_model(self) -> nn.Module:
         if not self.dataset.is_hetero:
             return super()._make_model()
-        source, _, target = self.edge_type
-        ends = source if source == target else (source, target)
-        return make_hetero_model(self.config, self.dataset, ends, self.task.channels).to(self.device)
+        return make_hetero_model(self.config, self.dataset, ends_of(self.edge_type), self.task.channels).to(self.device)
 
     def _links(self, part: str, batch_size: int, seed: int, **options: Any) -> LinkNeighborLoader:
         fanout = self._neighbors(self.config.fanout if options.get("shuffle") else self.config.eval_fanout)
@@ -185,6 +183,12 @@ class LinkMode(SampledMode):
     def planned(cls, config: RunConfig) -> RunConfig:
         """See `Mode`."""
         return config
+
+
+def ends_of(edge_type: EdgeKey) -> tuple[str, ...]:
+    """The node types that links of an edge type are between: two, or one where they are the same."""
+    source, _, target = edge_type
+    return (source,) if source == target else (source, target)
 
 
 def link_type(asked: str | None, dataset: Dataset) -> EdgeKey:

@@ -55,9 +55,9 @@ def write_zarr(out: Path, rows: Rows) -> None:
 
 
 def check_table(out: Path) -> None:
-    """Raise ConfigError if the ending of `out` names no format of predictions."""
+    """Raise ConfigError if the ending of `out` names no format of tables."""
     if out.suffix not in TABLES:
-        raise ConfigError(f"{out}: predictions are written as Parquet or CSV: end the name in {' or '.join(TABLES)}")
+        raise ConfigError(f"{out}: a table is written as Parquet or CSV: end the name in {' or '.join(TABLES)}")
 
 
 def check_group(out: Path) -> None:
@@ -75,16 +75,21 @@ def write_parts(
     out: Path, parts: Iterator[tuple[Any, NDArray[Any]]], task: str | None, class_names: list[str] | None = None
 ) -> None:
     """Write the table of `predictions` of parts (external ids, logits [n, C]); the file appears whole."""
+    write_tables(out, (predictions(ids, torch.from_numpy(logits), task, class_names) for ids, logits in parts))
+
+
+def write_tables(out: Path, tables: Iterator[pa.Table]) -> None:
+    """Write the rows of tables, one at least, to a file of the format of its ending; it appears whole."""
     partial = partial_path(out)
     kind, shaped = TABLES[out.suffix]
     writer: Any = None
     with disk_errors(out):
         try:
-            for ids, logits in parts:
-                table = shaped(predictions(ids, torch.from_numpy(logits), task, class_names))
+            for each in tables:
+                table = shaped(each)
                 writer = writer or kind(partial, table.schema)
                 writer.write_table(table)
-            assert writer is not None, "there is a part"
+            assert writer is not None, "there is a table"
             writer.close()
             with partial.open("rb") as file:
                 os.fsync(file.fileno())

@@ -1,0 +1,153 @@
+"""The best items of every source, by a run of links: embeddings of both by exact passes, then lists in blocks.
+
+A crash during a pass loses nothing: the command run again goes on there. The file of lists appears whole.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ooc.graph.hetero import EdgeKey
+from ooc.layerwise.exact_pass import ExactPass
+from ooc.layerwise.layerwise_pass import Progress
+from ooc.layerwise.top_k import KnownLinks, Ranking, TopK
+from ooc.stores.arrays.rows import Ids
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
+from ooc.stores.io.atomic import check_absent, remove_tree
+from ooc.stores.node_set import NodeSet
+from ooc.training.build import takes_floats
+from ooc.training.infer import ModelOutputs, Store, WrittenRows, agreed
+from ooc.training.link_mode import link_type
+from ooc.training.node_mode import feature_reading
+from ooc.training.predictions import ROWS_AT_ONCE, check_table, write_tables
+
+
+def rank(
+    run: Path | str,
+    store: Store,
+    out: Path | str,
+    *,
+    k: int = 10,
+    memory: str | int | None = None,
+    engine: str = "auto",
+    model_class: str | None = None,
+    allow_code: bool = False,
+    progress: Progress | None = None,
+    verify_reads: bool = False,
+) -> WrittenRows:
+    """Rank all possible destinations for every source of a run of links, and write the best of each to a table.
+
+    Embeddings are those of `infer`, with all edges of the store; the run's decoder scores every pair, in blocks that fit the
+    memory. Links that the store has are left out, and so is a source itself where destinations are of its type. Of equal scores
+    the destination with the smaller row comes first.
+
+    Args:
+        run: The directory of a run with `task="link"`, finished or not (its best parameters are used).
+        store: A data set, or the path of a store.
+        out: A file to write, Parquet or CSV by its ending: `source` and `target` (the user's own ids), `rank` (int32, from 1)
+            and `score` (float32), one row for each pair, by source and rank. A source has fewer than k rows where there are
+            fewer other destinations.
+        k: Destinations to keep for each source, 1 or more.
+        memory, engine, model_class, allow_code, progress, verify_reads: As of `infer`.
+
+    Returns:
+        About the file; `rows` are sources, and `columns` is k.
+
+    Raises:
+        ConfigError: The run is not one of links, does not fit the store, or names a class and there is no consent to import it.
+        BudgetError: If the memory is too small.
+        StoreError: If the disk fails or is full.
+
+    >>> ooc.rank("runs/links", "shop.ooc", "best.parquet", k=20, memory="2GB").rows
+    52643
+    """
+    out = Path(out)
+    check_table(out)
+    if isinstance(k, bool) or k != int(k) or k < 1:
+        raise ConfigError(f"k must be a whole number of 1 or more, not {k!r}")
+    consent = partial(agreed, model_class=model_class, allow_code=allow_code)
+    config: Any = consent(Path(run), store.path if isinstance(store, Dataset) else Path(store))
+    if config.link_decoder is None:
+        raise ConfigError(f"{run} was trained with task = {config.task!r}: only runs of links (task = 'link') rank")
+    folder = out.with_name(f"{out.name}.top{k}")
+    if not folder.exists():
+        check_absent(out)
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"{out}: its directory does not exist; make it first")
+    given: dict[str, Any] = {"memory": memory, "verify_reads": verify_reads}
+    with ExitStack() as opened:
+        if isinstance(store, Dataset):
+            ds = store
+        else:
+            ds = opened.enter_context(Dataset.open(store, **given, engine=engine, float_features=takes_floats(config)))
+            given = {}
+        key = link_type(config.edge_type, ds)
+        more: dict[str, Any] = {"consent": consent, "node_type": key[0] if ds.is_hetero else None}
+        work = ModelOutputs(run, ds, engine=engine, progress=progress, **more, **given)
+        subject = opened.enter_context(work.opened())
+        passes: dict[str, ExactPass] = {}
+        for name in dict.fromkeys((key[0], key[2])):
+            passes[name] = work.begun(replace(subject, nodes=ds.nodes(name)), folder / name)
+            opened.callback(passes[name].close)
+        _write(out, ds, key, passes, subject.model, k, progress)
+        remove_tree(folder)
+        moved = [(each.stats.bytes_read, each.stats.bytes_written) for each in passes.values()]
+        read, written = (sum(each) for each in zip(*moved, strict=True))
+        method = "; ".join(dict.fromkeys(each.method for each in passes.values() if each.method))
+        return WrittenRows(out, ds.nodes(key[0]).num_nodes, k, read, written, feature_reading(ds), method, "sources")
+
+
+def _write(
+    out: Path, ds: Dataset, key: EdgeKey, passes: Mapping[str, ExactPass], model: Any, k: int, progress: Progress | None
+) -> None:
+    """Write the lists, unless a process that was killed before it removed the passes' folders had done it, and remove these."""
+    for each in passes.values():
+        each.lock()  # so that nobody else writes `out` meanwhile, nor removes the folder
+    if not all(each.was_begun() for each in passes.values()):
+        check_absent(out)
+    if not out.exists():
+        rows = {name: each.run(*([] if progress is None else [progress])) for name, each in passes.items()}
+        items, known = np.arange(ds.nodes(key[2]).num_nodes), KnownLinks(None, ds.edges(key))
+        ranking = Ranking(rows[key[0]], rows[key[2]], model.link_decoder, items, known, same=key[0] == key[2])
+        write_tables(out, _tables(ranking, ds, key, k, progress or (lambda what, done, total: None)))
+    for each in passes.values():
+        each.discard()
+
+
+def _tables(ranking: Ranking, ds: Dataset, key: EdgeKey, k: int, progress: Progress) -> Iterator[pa.Table]:
+    """The lists of all sources, some at a time; one table at least."""
+    source, target = ds.nodes(key[0]), ds.nodes(key[2])
+    count, at_once = source.num_nodes, max(1, ROWS_AT_ONCE // k)
+    yield _table(TopK.empty(np.arange(0), k), source, target)  # of a store without sources too
+    for part in ranking.groups(count, k, ds.process_memory.limit):
+        best = TopK.empty(np.arange(part.start, part.stop), k)
+        ranking.fill(best)
+        for start in range(0, len(best.source), at_once):
+            some = slice(start, start + at_once)
+            yield _table(TopK(best.source[some], best.item[some], best.score[some]), source, target)
+        progress("ranking", part.stop, count)
+
+
+def _table(best: TopK, source: NodeSet, target: NodeSet) -> pa.Table:
+    at, place = np.nonzero(best.item >= 0)
+    return pa.table(
+        {
+            "source": _ids(source, best.source[at]),
+            "target": _ids(target, best.item[at, place]),
+            "rank": pa.array((place + 1).astype(np.int32)),
+            "score": pa.array(best.score[at, place]),
+        }
+    )
+
+
+def _ids(nodes: NodeSet, rows: Ids) -> pa.Array:
+    """The user's own ids of nodes."""
+    found = nodes.external(rows)
+    return pa.array(found, pa.string() if isinstance(found, list) else pa.int64())
