@@ -38,12 +38,12 @@ class LinkType:
         Raises ConfigError where several types need one, InputError for a type that the data set has not.
         """
         there = ", ".join(map(edge_name, ds.edge_types))
-        key = None
-        if _is_key(edge_label_index):
+        key: Any = None
+        if _is_names(edge_label_index) and (len(edge_label_index) == 3 or edge_type_of(ds, edge_label_index)):
             key, edge_label_index = edge_label_index, None
         elif isinstance(edge_label_index, tuple) and len(edge_label_index) == 2 and _is_type(edge_label_index[0]):
             key, edge_label_index = edge_label_index
-        if isinstance(key, str):
+        if key is not None:
             key = edge_type_of(ds, key) or key
         if key is None and len(ds.edge_types) > 1:
             raise ConfigError(
@@ -52,7 +52,7 @@ class LinkType:
             )
         key = ds.edge_types[0] if key is None or not ds.is_hetero else key
         if key not in ds.edge_types:
-            name = edge_name(key) if isinstance(key, tuple) else key
+            name = ":".join(key) if isinstance(key, tuple) else key
             raise InputError(f"edge_label_index is of the edge type {name}, which {ds.path} has not: it has {there}")
         return cls.of(ds, key), edge_label_index
 
@@ -66,10 +66,11 @@ class LinkType:
         return self.key[0] == self.key[2]
 
 
-def edge_type_of(ds: Dataset, asked: str) -> EdgeKey | None:
-    """The edge type that a text names: source:name:target, PyG's source__name__target, or a name that one type alone has."""
-    found = [key for key in ds.edge_types if asked in (edge_name(key), "__".join(key))]
-    found = found or [key for key in ds.edge_types if key[1] == asked]
+def edge_type_of(ds: Dataset, asked: str | tuple[str, ...]) -> EdgeKey | None:
+    """The edge type that is asked for: a triple, source:name:target, PyG's source__name__target; or a name, or a pair (source,
+    target), that one type alone has. None where there is not one."""
+    found = [key for key in ds.edge_types if asked in (key, edge_name(key), "__".join(key))]
+    found = found or [key for key in ds.edge_types if asked in (key[1], (key[0], key[2]))]
     return found[0] if len(found) == 1 else None
 
 
@@ -85,11 +86,11 @@ def _reverses(ds: Dataset, edges: EdgeSet) -> tuple[EdgeKey, ...]:
     return tuple(found)
 
 
-def _is_key(given: Any) -> bool:
-    """Whether it is (source type, name, target type)."""
-    return isinstance(given, tuple) and len(given) == 3 and all(isinstance(name, str) for name in given)
+def _is_names(given: Any) -> bool:
+    """Whether it is (source type, name, target type), or PyG's (source type, target type)."""
+    return isinstance(given, tuple) and len(given) in (2, 3) and all(isinstance(name, str) for name in given)
 
 
 def _is_type(given: Any) -> bool:
     """Whether it is PyG's edge type, or None in its place."""
-    return given is None or isinstance(given, str) or (isinstance(given, tuple) and all(isinstance(n, str) for n in given))
+    return given is None or isinstance(given, str) or _is_names(given)

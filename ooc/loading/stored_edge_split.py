@@ -40,10 +40,9 @@ class StoredEdgeSplit:
 
     def __init__(self, data: Dataset, edge_type: EdgeKey | str | None = None, train: str = "train") -> None:
         there = ", ".join(map(edge_name, data.edge_types))
-        asked = edge_type_of(data, edge_type) if isinstance(edge_type, str) else edge_type
-        if asked is None and edge_type is None and len(data.edge_types) == 1:
-            asked = data.edge_types[0]
-        if asked not in data.edge_types:
+        alone = data.edge_types[0] if len(data.edge_types) == 1 else None
+        asked = alone if edge_type is None else edge_type_of(data, edge_type)
+        if asked is None:
             raise ConfigError(f"edge_type={edge_type!r}: give one of the edge types of {data.path}, {there}")
         self.links, self.train = LinkType.of(data, asked), train
         own = self.links.edges

@@ -23,6 +23,7 @@ from ooc.models.user_models import forward_batch
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.sampling.edge_split import PARTS, EdgeSplit
 from ooc.sampling.hetero_neighbor import edge_name
+from ooc.sampling.links import EdgeLookup
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.node_set import NodeSet
@@ -76,8 +77,11 @@ class LinkMode(SampledMode):
         config, dataset = self.config, self.dataset
         if not (dataset.is_hetero or dataset.num_features):
             raise ConfigError(f"{config.store} holds no features to train on: ingest it with `features` or `x_cols`")
-        if not dataset.edges(self.edge_type).num_edges:
+        edges = dataset.edges(self.edge_type)
+        if not edges.num_edges:
             raise ConfigError(f"{config.store} holds no edges to predict: ingest it with `edges`")
+        if EdgeLookup(edges.graph).are_all():
+            raise ConfigError(f"{config.store} has all possible edges, so no pairs of nodes that are none to compare them with")
         self.split = self._split()
         unknown = sorted({config.val_split, *config.eval_splits} - {*PARTS, *self.split.names})
         if unknown:

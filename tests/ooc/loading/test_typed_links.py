@@ -243,6 +243,8 @@ def test_links_given_by_type(typed: Dataset) -> None:
     assert links_in(batch, LIKES).tolist() == pairs.tolist()
     assert batch[LIKES].edge_label.tolist() == [5, 7]
     assert batch[LIKES].input_id.tolist() == [0, 1]
+    for of in (("item", "item"), (("item", "item"), None), ("near", pairs % 20)):  # PyG's short forms
+        assert next(iter(LinkNeighborLoader(typed, [2], of)))[NEAR].edge_label_index.shape == (2, 1)
     assert next(iter(LinkNeighborLoader(typed, [2], LIKES)))[LIKES].edge_label_index.shape == (2, 1)
     empty = next(iter(LinkNeighborLoader(typed, {key: [0] for key in typed.edge_types}, (NEAR, pairs % 20), batch_size=2)))
     assert empty["user"].num_nodes == 0

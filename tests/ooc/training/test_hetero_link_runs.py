@@ -9,11 +9,13 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 import ooc
+from ooc.cli.main import main
 from ooc.graph.hetero import EdgeKey
 from ooc.models.hetero import full_hetero_blocks
 from ooc.models.user_models import forward_batch
 from ooc.stores.errors import ConfigError
 from ooc.training.link_mode import LinkMode
+from tests.conftest import MakeStore
 from tests.ooc.runs import curve
 
 USERS, ITEMS, GROUPS = 40, 30, 5
@@ -155,6 +157,25 @@ def test_a_stored_split_of_one_edge_type(tmp_path: Path, undirected: bool) -> No
         assert len(messages) > 0.8 * len(middle - out)
         for batch in ooc.LinkNeighborLoader(ds, [3], "val", edge_split=split, disjoint=True, batch_size=16):
             assert not {frozenset(pair) for pair in batch.n_id[batch.edge_index].t().tolist()} & out
+
+
+def test_the_command_says_in_one_line_what_is_wrong(
+    store: Path, make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    src, dst = np.nonzero(~np.eye(6, dtype=bool))
+    whole = make_store(num_nodes=6, src=src, dst=dst)
+    out = tmp_path / "run"
+    for words, message in (
+        ([whole], f"{whole} has all possible edges, so no pairs of nodes that are none to compare them with"),
+        ([whole, "--edge-type", "node:edge:node"], "edge_type applies to heterogeneous stores"),
+        ([store, "--model", "rsage"], "choose the links' one, as in --edge-type user:likes:item"),
+        ([store, "--model", "rsage", "--edge-type", "user:buys:item"], "has no such edge type: it has user:likes:item, "),
+    ):
+        assert main(["train", *map(str, words), "--task", "link", "--out", str(out)]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+        assert not out.exists()
 
 
 def test_what_does_not_fit_is_refused(store: Path, divided: Path, tmp_path: Path) -> None:
