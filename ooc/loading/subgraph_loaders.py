@@ -30,6 +30,7 @@ from ooc.runtime.messages import warn_user
 from ooc.runtime.pipeline import Pipeline
 from ooc.runtime.transfer import OnDevice, pins
 from ooc.sampling.cluster import Edges, Limit, cut, parts_of, ranges_of
+from ooc.sampling.links import AnySeeds, Seeds
 from ooc.sampling.saint import Draw, Kind, Normalisation, SaintSampler, check
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import Ids
@@ -157,7 +158,12 @@ class SubgraphLoader(BatchLoader):
         """How a step's subgraph is drawn within the limit; edges: None for the graph's arrays."""
         parts, halo = self.parts, self.halo
         most = None if limit[0] is None else int(limit[0])
-        return lambda seeds, key: cut(graph, ranges_of(parts, seeds.node), halo, edges, most, *limit[1:])
+
+        def draw(seeds: AnySeeds, key: int) -> Any:
+            assert isinstance(seeds, Seeds), "parts are of a graph of one type"
+            return cut(graph, ranges_of(parts, seeds.node), halo, edges, most, *limit[1:])
+
+        return draw
 
 
 def _parts_of(data: Dataset, num_parts: int | None, batch_size: int) -> tuple[Ids, InputNodes]:

@@ -197,8 +197,8 @@ def build_hetero_model(
             options |= {"norm": norm, "activation": None if name == "hgt" else Relu()}
         layers.append(HeteroLayer(conv, widths, width, **options))
         widths = dict.fromkeys(node_types, width)
-    heads = {each: nn.Linear(hidden_channels, out_channels) if name == "hgt" else None for each in learned}
-    decoder = OfType(node_type, heads[node_type]) if isinstance(node_type, str) else OfTypes(heads)
+    head = {each: nn.Linear(hidden_channels, out_channels) if name == "hgt" else None for each in learned}
+    decoder = OfType(node_type, head[node_type]) if isinstance(node_type, str) else OfTypes(head)
     return Model(layers, HeteroEncoder(maps, tables) if maps or tables else None, decoder)
 
 
