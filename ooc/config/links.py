@@ -8,7 +8,7 @@ from ooc.config.base import Fraction, Ratio, Words, changed
 from ooc.config.fan_outs import fanout_text
 from ooc.config.nodes import TrainConfig
 
-_SHARE = 0.1
+_HELD_OUT = 0.1
 
 
 class LinkConfig(TrainConfig):
@@ -66,7 +66,7 @@ class LinkConfig(TrainConfig):
     @property
     def shares(self) -> tuple[float, float]:
         """Of the edges for validation and test, where they are divided at random."""
-        return (_SHARE if self.val is None else self.val), (_SHARE if self.test is None else self.test)
+        return (_HELD_OUT if self.val is None else self.val), (_HELD_OUT if self.test is None else self.test)
 
     @property
     def is_divided(self) -> bool:

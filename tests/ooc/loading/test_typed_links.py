@@ -230,11 +230,13 @@ def test_trees_of_links_in_one_type(plain: Dataset, strategy: str) -> None:
 
 def test_exact_negatives_between_types(typed: Dataset) -> None:
     known = set(map(tuple, edges_of()[LIKES].T.tolist()))
-    how = {"neg_sampling": {"mode": "triplet", "amount": 4}, "exact_negatives": True}
+    weight = torch.arange(20) % 4  # every fourth item is never drawn
+    how: dict[str, Any] = {"neg_sampling": {"mode": "triplet", "amount": 4, "dst_weight": weight}, "exact_negatives": True}
     for batch in LinkNeighborLoader(typed, [2], (LIKES, None), batch_size=50, **how):
         source = batch["user"].n_id[batch["user"].src_index]
         for negative in batch["item"].n_id[batch["item"].dst_neg_index].t():
             assert not known & set(zip(source.tolist(), negative.tolist(), strict=True))
+            assert (weight[negative] > 0).all()
 
 
 def test_links_given_by_type(typed: Dataset) -> None:
