@@ -176,9 +176,9 @@ def drawing(
         if isinstance(seeds, Seeds):
             seeds = TypedSeeds({seed_type: seeds.node}, time=None if seeds.time is None else {seed_type: seeds.time})
         if isinstance(sampler, DisjointSampler):
-            found = sampler.sample(seeds.node, key, seeds.left_out, seeds.time, seeds.tree)
+            found = sampler.sample(seeds.node, key, seeds.time, seeds.tree, left_out=seeds.left_out)
         elif isinstance(sampler, HeteroNeighborSampler):
-            found = sampler.sample(seeds.node, key, seeds.left_out)
+            found = sampler.sample(seeds.node, key, left_out=seeds.left_out)
         else:
             found = sampler.sample(seeds.node, key)
         if sampling.induced:

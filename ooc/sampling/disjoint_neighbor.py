@@ -101,19 +101,20 @@ class DisjointSampler(HeteroNeighborSampler):
         self,
         seeds: Mapping[str, Ids],
         key: int,
-        left_out: Mapping[EdgeKey, LeftOut] | None = None,
         time: Mapping[str, AnyArray] | None = None,
         tree: Mapping[str, Ids] | None = None,
+        *,
+        left_out: Mapping[EdgeKey, LeftOut] | None = None,
     ) -> HeteroSubgraph:
         """Sample the trees of `seeds`.
 
         Args:
             seeds: int64[b] by node type; types without seeds may be left out.
             key: Of the draws; see `ooc.runtime.keyed_random`.
-            left_out: Sources left out at the seeds of an edge type's target type.
             time: Of each seed, [b] by node type; None where `times` limit nothing.
             tree: Number of each seed's tree from 0 on, int64[b] by node type, so that seeds of several types may share one;
                 None: each seed has its own, type by type.
+            left_out: Sources left out at the seeds of an edge type's target type.
 
         Returns:
             The subgraph, with every node type and edge type of the graph, and the tree of each node.

@@ -146,7 +146,9 @@ class HeteroNeighborSampler:
         self.row_bytes = {name: (row_bytes or {}).get(name, 0) for name in self.num_nodes}
         self._tables = {name: Table() for name in self.num_nodes}
 
-    def sample(self, seeds: Mapping[str, Ids], key: int, left_out: Mapping[EdgeKey, LeftOut] | None = None) -> HeteroSubgraph:
+    def sample(
+        self, seeds: Mapping[str, Ids], key: int, *, left_out: Mapping[EdgeKey, LeftOut] | None = None
+    ) -> HeteroSubgraph:
         """Sample the neighborhood of `seeds`.
 
         Args:
