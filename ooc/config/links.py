@@ -40,7 +40,7 @@ class LinkConfig(TrainConfig):
         default=None, description="Share of the edges for test, at random; by default the store's split of edges, else 0.1."
     )
     ratio: Ratio = Field(default=1, description="Negatives per link in training.")
-    eval_ratio: Ratio = Field(default=1, description="Negatives per link in evaluation; none is an edge.")
+    eval_ratio: Ratio = Field(default=1, description="Negatives per link in evaluation; none is an edge, if there is another.")
     exact_negatives: bool = Field(default=False, description="No negative of training is an edge either.")
     eval_splits: Words = Field(
         default=["val", "test"],

@@ -4,7 +4,7 @@ import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -159,7 +159,7 @@ def negatives_for(
     edges: EdgeLookup,
     neg_sampling: Any,
     ratio: float | None,
-    exact: bool,
+    exact: bool | Literal["possible"],
     pair: Ids | None,
     times: Times | None = None,
 ) -> LinkNegatives | None:
@@ -167,7 +167,8 @@ def negatives_for(
     which are drawn up to a link's time.
 
     neg_sampling: None, "binary", "triplet", PyG's `NegativeSampling` or a dict or tuple of its arguments. ratio: PyG's older
-    way to ask for binary ones. Raises ConfigError where they do not fit, or where there are no exact negatives.
+    way to ask for binary ones. exact: `exact_negatives`. Raises ConfigError where they do not fit, or where there are no exact
+    negatives.
     """
     if ratio:
         if neg_sampling is not None:
@@ -193,11 +194,14 @@ def negatives_for(
         None if nodes is None else _cumulative(weight, f"{end}_weight", nodes.num_nodes, early)
         for (nodes, weight, end), early in zip(drawn, by_time, strict=True)
     ]
-    if exact and edges.are_all():
+    if exact not in (True, False, "possible"):
+        raise ConfigError(f"exact_negatives={exact!r} is invalid: give True, False or 'possible'")
+    if exact is True and edges.are_all():
         raise ConfigError(f"the graph of {path} has all possible edges, so no exact negatives: leave exact_negatives out")
     given = np.empty(0, np.int64) if pair is None or not exact else np.unique(pair[0] * num_nodes + pair[1])
     sources = None if of.same_nodes else of.source.num_nodes
-    refused, kinds = (edges if exact else None, given), (sources, (by_time[0], by_time[1]))
+    refused = edges if exact else None, given
+    kinds = sources, (by_time[0], by_time[1]), exact is True
     return LinkNegatives(mode, asked.amount, num_nodes, (sums[0], sums[1]), *refused, *kinds)
 
 

@@ -7,7 +7,7 @@ strategies and memory. Unlike in PyG, the links to predict carry no messages.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch_geometric.data import Data
@@ -67,7 +67,8 @@ class LinkNeighborLoader(NeighborLoader):
             `NegativeSampling` or a dict with mode, amount (negatives a link), src_weight and dst_weight ([N], what nodes are
             drawn in proportion to).
         neg_sampling_ratio: PyG's older way to ask for binary negatives.
-        exact_negatives: Whether no negative may be an edge of the graph, a link given, or a node with itself.
+        exact_negatives: Whether no negative may be an edge of the graph, a link given, or a node with itself; "possible" draws
+            such a pair nevertheless for a source that has edges to all nodes, which True refuses.
         keep_supervision_edges: True leaves the links of a batch in its edge_index, as PyG does.
         edge_split: Divides the graph's edges into the parts "train", "val" and "test", which `edge_label_index` may name; edges
             of validation and test are in no batch's edge_index. `StoredEdgeSplit` is that of a store.
@@ -109,7 +110,7 @@ class LinkNeighborLoader(NeighborLoader):
         prefetch_factor: int | None = None,
         input_id: Any = None,
         *,
-        exact_negatives: bool = False,
+        exact_negatives: bool | Literal["possible"] = False,
         keep_supervision_edges: bool = False,
         edge_split: EdgeSplit | StoredEdgeSplit | None = None,
         seed: int | None = None,

@@ -159,7 +159,8 @@ class LinkNegatives:
     cumulative: running sums of the weights that sources and destinations are drawn by, float64[N] each, None for uniform draws.
     edges: what exact negatives must not be, None where they may be edges; links: further such pairs, source * N + destination,
     ascending. num_sources: of nodes of another type than the destinations. by_time: sources and destinations that have times,
-    of which only those up to a link's time are drawn, or the earliest; `cumulative` is then in their order.
+    of which only those up to a link's time are drawn, or the earliest; `cumulative` is then in their order. strict: whether
+    a negative that cannot be exact is an error; it is an edge otherwise.
     """
 
     mode: Negative
@@ -170,6 +171,7 @@ class LinkNegatives:
     links: Ids = field(default_factory=lambda: np.empty(0, np.int64))
     num_sources: int | None = None
     by_time: tuple[ByTime | None, ByTime | None] = (None, None)
+    strict: bool = True
 
     def draw(self, src: Ids, link: Ids, key: int, time: AnyArray | None = None) -> tuple[Ids, Ids]:
         """The negatives of a batch.
@@ -204,10 +206,14 @@ class LinkNegatives:
                 return
             src[pending], dst[pending] = draw.attempt(pending, attempt)
             pending = pending[self._is_edge(src[pending], dst[pending])]
-        for number in pending:
-            src[number], dst[number] = self._any(draw, int(number))
+        for number in pending.tolist():
+            found = self._any(draw, number)
+            if found is not None:
+                src[number], dst[number] = found
+            elif self.strict:
+                raise self._there_is_none(draw, number)
 
-    def _any(self, draw: "_Draw", number: int) -> tuple[int, int]:
+    def _any(self, draw: "_Draw", number: int) -> tuple[int, int] | None:
         """One of all candidates, in a random order."""
         fixed = len(draw.source) > 0
         sources = 1 if fixed else self.num_nodes if self.num_sources is None else self.num_sources
@@ -223,10 +229,15 @@ class LinkNegatives:
             if allowed.any():
                 at = int(np.argmax(allowed))
                 return int(src[at]), int(dst[at])
+        return None
+
+    @staticmethod
+    def _there_is_none(draw: "_Draw", number: int) -> InputError:
+        fixed = len(draw.source) > 0
         early = "" if draw.time is None else " that are early enough"
         what = f"node {draw.source[number]} has edges to all other nodes" if fixed else "the graph has all possible edges"
         what += early
-        raise InputError(f"{what}, so there are no exact negatives: leave out exact_negatives")
+        return InputError(f"{what}, so there are no exact negatives: leave out exact_negatives")
 
     def _is_edge(self, src: Ids, dst: Ids) -> NDArray[np.bool_]:
         assert self.edges is not None

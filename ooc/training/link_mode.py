@@ -122,7 +122,7 @@ class LinkMode(SampledMode):
     def _make_evaluators(self) -> dict[str, Any]:
         """A loader for each part to score that has edges; its negatives are the same in every epoch."""
         config = self.config
-        how = {"neg_sampling": {"mode": "triplet", "amount": config.eval_ratio}, "exact_negatives": True}
+        how = {"neg_sampling": {"mode": "triplet", "amount": config.eval_ratio}, "exact_negatives": "possible"}
         size, seed = config.eval_batch_size or config.batch_size, key(config.seed, Purpose.EVALUATE) >> 1
         wanted = {config.val_split, *config.eval_splits}
         loaders = {part: self._links(part, size, seed, **how) for part in self.split.names if part in wanted}

@@ -129,6 +129,23 @@ def test_exact_negatives_are_no_edges(ds: Any, edge_index: Tensor) -> None:
         assert (negative[0] != negative[1]).all()
 
 
+def test_negatives_that_cannot_be_exact_are_edges_or_an_error(make_store: MakeStore) -> None:
+    """Node 0 has edges to all others."""
+    src, dst = np.array([0] * 8 + [1, 2, 3]), np.array([*range(1, 9), 4, 5, 6])
+    how: dict[str, Any] = {"neg_sampling": {"mode": "triplet", "amount": 3}, "batch_size": 4}
+    with ooc.open(make_store("full.ooc", num_nodes=9, src=src, dst=dst)) as ds:
+        with pytest.raises(InputError, match="node 0 has edges to all other nodes, so there are no exact negatives"):
+            list(LinkNeighborLoader(ds, [2], exact_negatives=True, **how))
+        edges = set(zip(src.tolist(), dst.tolist(), strict=True))
+        for batch in LinkNeighborLoader(ds, [2], exact_negatives="possible", **how):
+            source, negative = batch.n_id[batch.src_index].tolist(), batch.n_id[batch.dst_neg_index].tolist()
+            assert not [
+                (u, v) for u, row in zip(source, negative, strict=True) for v in row if u and ((u, v) in edges or u == v)
+            ]
+        with pytest.raises(ConfigError, match="exact_negatives='yes' is invalid: give True, False or 'possible'"):
+            LinkNeighborLoader(ds, [2], exact_negatives="yes", **how)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("options", [{}, {"replace": True}, {"weight_attr": "weight"}])
 def test_batches_are_the_same_from_disk_and_in_memory(
     make_store: MakeStore, edge_index: Tensor, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
