@@ -200,9 +200,8 @@ def negatives_for(
         raise ConfigError(f"the graph of {path} has all possible edges, so no exact negatives: leave exact_negatives out")
     given = np.empty(0, np.int64) if pair is None or not exact else np.unique(pair[0] * num_nodes + pair[1])
     sources = None if of.same_nodes else of.source.num_nodes
-    refused = edges if exact else None, given
-    kinds = sources, (by_time[0], by_time[1]), exact is True
-    return LinkNegatives(mode, asked.amount, num_nodes, (sums[0], sums[1]), *refused, *kinds)
+    refused, ends = (edges if exact else None, given), ((sums[0], sums[1]), (by_time[0], by_time[1]))
+    return LinkNegatives(mode, asked.amount, num_nodes, ends[0], *refused, sources, ends[1], strict=exact is True)
 
 
 def _by_time(nodes: NodeSet, times: Times | None) -> ByTime | None:

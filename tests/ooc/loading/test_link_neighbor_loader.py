@@ -138,10 +138,8 @@ def test_negatives_that_cannot_be_exact_are_edges_or_an_error(make_store: MakeSt
             list(LinkNeighborLoader(ds, [2], exact_negatives=True, **how))
         edges = set(zip(src.tolist(), dst.tolist(), strict=True))
         for batch in LinkNeighborLoader(ds, [2], exact_negatives="possible", **how):
-            source, negative = batch.n_id[batch.src_index].tolist(), batch.n_id[batch.dst_neg_index].tolist()
-            assert not [
-                (u, v) for u, row in zip(source, negative, strict=True) for v in row if u and ((u, v) in edges or u == v)
-            ]
+            drawn = zip(batch.n_id[batch.src_index].tolist(), batch.n_id[batch.dst_neg_index].tolist(), strict=True)
+            assert not [(u, v) for u, row in drawn for v in row if u != 0 and ((u, v) in edges or u == v)]
         with pytest.raises(ConfigError, match="exact_negatives='yes' is invalid: give True, False or 'possible'"):
             LinkNeighborLoader(ds, [2], exact_negatives="yes", **how)  # type: ignore[arg-type]
 
