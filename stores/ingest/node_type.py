@@ -121,6 +121,8 @@ class NodeTypeIngest:
     def _choose(self, ends: Sequence[End]) -> dict[str, Any]:
         table = self.inputs.nodes
         if table is not None:
+            if not table.rows:
+                raise InputError(f"{table.shown} has no rows, and a graph needs nodes{self.of}: list them there")
             column = table.column(self.spec.id, "node ids", ("id", 0))
             mapped = not ids.check_node_ids(self.duck, table, column, self.kind)
             return {"num_nodes": table.rows, "mapped": mapped}

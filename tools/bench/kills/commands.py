@@ -53,6 +53,12 @@ _INGESTS = {
     "ingest npz": "--npz I/graph.npz",
     "ingest scipy": f"--edges I/scipy.npz --num-nodes {NODES}",
     "ingest ogb": "--ogb I/ogb",
+    "ingest types": "--nodes paper=I/papers.csv --nodes author --edges author:writes:paper=I/writes.csv --label paper=y "
+    "--x-cols paper=f* --time author:writes:paper=t --edge-label author:writes:paper=rating --reverse",
+    "ingest graphs": "--nodes I/atoms.csv --edges I/bonds.csv --graph-id mol --graphs I/mols.csv --graph-label y "
+    "--edge-features edge_attr=length --random-split 0.6,0.2,0.2",
+    "ingest ogb types": "--ogb I/mag --reverse",
+    "ingest ogb graphs": "--ogb I/mol --undirected",
     "ingest graphbolt": "--graphbolt I/graphbolt",
     "ingest pyg": "--pyg torch_geometric.datasets:KarateClub",
 }

@@ -90,6 +90,48 @@ def _encoded(path: Path) -> None:
     ingest(IngestSpec(out=path, **tables, **columns, dtype="int8"))
 
 
+def _typed(path: Path) -> None:
+    """Papers and authors with ids that are words, edges with times and labels, and the reverse of every edge type."""
+    from ooc.stores.ingest import ingest, spec_of
+
+    rng, folder = np.random.default_rng(5), path.parent
+    papers = (f"p{i},{i % 5},{('train', 'val', 'test')[i % 3]},{','.join(map(str, rng.random(16)))}" for i in range(NODES))
+    writes = (
+        f"a{a},p{p},{at}"
+        for at, (a, p) in enumerate(zip(rng.integers(0, 500, EDGES), rng.integers(0, NODES, EDGES), strict=True))
+    )
+    cites = (f"p{a},p{b},0" for a, b in rng.integers(0, NODES, (EDGES, 2)))
+    header = f"id,y,split,{','.join(f'f{i}' for i in range(16))}"
+    for name, first, rows in (("papers", header, papers), ("writes", "src,dst,t", writes), ("cites", "src,dst,t", cites)):
+        (folder / f"{name}.csv").write_text("\n".join([first, *rows, ""]))
+    given: dict[str, Any] = {
+        "nodes": {"paper": f"{folder}/papers.csv", "author": None},
+        "x_cols": {"paper": "f*"},
+        "reverse": True,
+    }
+    given |= {"edges": {(a, n, "paper"): f"{folder}/{n}.csv" for a, n in (("author", "writes"), ("paper", "cites"))}}
+    given |= {"label": {"paper": "y"}, "split": {"paper": "split"}, "time": {("author", "writes", "paper"): "t"}}
+    ingest(spec_of({"out": path, **given}))
+
+
+def _graphs(path: Path) -> None:
+    """Many graphs with features of nodes and edges, labels, splits and ids that are words."""
+    from ooc.stores.ingest import IngestSpec, ingest
+
+    rng, folder, count = np.random.default_rng(6), path.parent, NODES // 10
+    ends = rng.integers(0, 10, (EDGES, 2)) + 10 * rng.integers(0, count, (EDGES, 1))
+    tables = {
+        "atoms": ("id,mol,f0,f1", (f"{i},m{i // 10},{rng.random()},{i % 7}" for i in range(NODES))),
+        "bonds": ("src,dst,w", (f"{a},{b},{(a + b) % 9}" for a, b in ends)),
+        "mols": ("mol,y,split", (f"m{i},{i % 3},{('train', 'val', 'test')[i % 3]}" for i in range(count))),
+    }
+    for name, (header, rows) in tables.items():
+        (folder / f"{name}.csv").write_text("\n".join([header, *rows, ""]))
+    nodes: dict[str, Any] = {"nodes": str(folder / "atoms.csv"), "graph_id": "mol", "x_cols": "f*"}
+    graphs: dict[str, Any] = {"graphs": str(folder / "mols.csv"), "graph_label": "y", "graph_split": "split"}
+    ingest(IngestSpec(out=path, edges=str(folder / "bonds.csv"), edge_features=["edge_attr=w"], **nodes, **graphs))
+
+
 _SETTINGS: dict[str, dict[str, Any]] = {
     "sampled": {"plan": False, "fanout": [5, 5], "batch_size": 500},
     "full": {"plan": False},
@@ -126,6 +168,39 @@ def _inferred(store: Path, verify_reads: bool) -> Any:
     return hashlib.sha256(found.read_bytes()).hexdigest()
 
 
+def _add(digest: Any, part: Any) -> None:
+    """Add the tensors of a batch, or of one of its types, to a digest."""
+    for name in sorted(part.keys()):
+        if hasattr(part[name], "numpy"):
+            digest.update(part[name].numpy().tobytes())
+
+
+def _typed_batches(store: Path, verify_reads: bool) -> Any:
+    """A digest of an epoch's batches of a heterogeneous store, and of ids."""
+    import ooc
+
+    digest = hashlib.sha256()
+    with ooc.open(store, verify_reads=verify_reads) as ds:
+        papers = ds.nodes("paper")
+        digest.update(repr(papers.external(papers.split("test")[:50])).encode())
+        for batch in ooc.NeighborLoader(ds, num_neighbors=[4, 4], input_nodes=("paper", "train"), batch_size=200, seed=1):
+            for part in (*batch.node_stores, *batch.edge_stores):
+                _add(digest, part)
+    return digest.hexdigest()
+
+
+def _graph_batches(store: Path, verify_reads: bool) -> Any:
+    """A digest of an epoch's batches of whole graphs, and of the graphs' ids."""
+    import ooc
+
+    digest = hashlib.sha256()
+    with ooc.open(store, verify_reads=verify_reads) as ds:
+        digest.update(repr(ds.graphs.external(ds.graphs.split("val"))).encode())
+        for batch in ooc.GraphLoader(ds, input_graphs="train", batch_size=20, shuffle=True, seed=1):
+            _add(digest, batch)
+    return digest.hexdigest()
+
+
 def _looped(store: Path, verify_reads: bool) -> Any:
     """A digest of all windows of a temporal store."""
     import ooc
@@ -153,6 +228,8 @@ STORES: dict[str, tuple[Callable[[Path], None], tuple[Use, ...]]] = {
             _looped,
         ),
     ),
+    "typed": (_typed, (_typed_batches, partial(_trained, model="rsage"))),
+    "graphs": (_graphs, (_graph_batches,)),
     "grown": (partial(_temporal, appended=400), (_looped, partial(_trained, mode="events", model="tgn"))),
 }
 """name -> (how to make it, ways to use it)"""

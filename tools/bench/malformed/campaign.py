@@ -55,6 +55,8 @@ def prepare(work: Path) -> None:
     commands = [
         ["ingest", str(work / "graph.ooc"), *flags],
         ["ingest", str(work / "events.ooc"), *flags, "--time", "t", "--edge-features", "msg=w", "--undirected"],
+        ["ingest", str(work / "types.ooc"), *INGESTS["writes.csv"].split()],
+        ["ingest", str(work / "graphs.ooc"), *INGESTS["atoms.csv"].split()],
         run,
     ]
     for mode in ("events", "snapshots --by count --window 50"):
@@ -119,7 +121,7 @@ def run(case: Case, work: Path, seconds: float) -> tuple[list[str], str]:
     folder.mkdir()
     log.unlink(missing_ok=True)
     case.write(folder)
-    shared = [work / name for name in ("files", "graph.ooc", "events.ooc", "run")]
+    shared = [work / name for name in ("files", "graph.ooc", "events.ooc", "types.ooc", "graphs.ooc", "run")]
     before = {path: held for each in (folder, *shared) for path, held in contents(each).items()}
     code, peak = ended(fork(partial(_call, case, work, folder), log), seconds)
     after = {path: held for each in (folder, *shared) for path, held in contents(each).items()}

@@ -84,8 +84,53 @@ def well_formed(folder: Path) -> None:
     (raw / "num-node-list.csv.gz").write_bytes(gzip.compress(b"%d\n" % NODES))
     (raw / "node-label.csv.gz").write_bytes(gzip.compress(b"".join(b"%d\n" % (i % 3) for i in range(NODES))))
     (split / "train.csv.gz").write_bytes(gzip.compress(b"0\n1\n2\n"))
+    for name, content in typed_tables().items():
+        (folder / name).write_bytes(content)
+    _ogb_types(folder / "mag")
+    _ogb_graphs(folder / "mol")
 
 
+def typed_tables() -> dict[str, bytes]:
+    """Tables of papers, and of their authors' edges with times and ratings; of molecules, their atoms and bonds."""
+    ratings = ((f"a{i % 7}", f"p{i % NODES}", i, (i % 5) / 2) for i in range(EDGES))
+    return {
+        "papers.csv": lines("id,y,f0", ((f"p{i}", i % 3, i / 4) for i in range(NODES))),
+        "writes.csv": lines("src,dst,t,rating", ratings),
+        "atoms.csv": lines("id,mol,f0", ((i, f"m{i // 4}", i / 4) for i in range(NODES))),
+        "mols.csv": lines("mol,y,split", ((f"m{i}", i / 3, "train") for i in range(NODES // 4))),
+        "bonds.csv": lines("src,dst,length", ((i, i - i % 4, 1.5) for i in range(NODES))),
+    }
+
+
+def _packed(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def _ogb_types(folder: Path) -> None:
+    """OGB's raw layout of several types."""
+    raw, edges = folder / "raw", "".join(f"{a % 7},{b}\n" for a, b in ends().T.tolist())
+    _packed(raw / "num-node-dict.csv.gz", f"author,paper\n7,{NODES}\n")
+    _packed(raw / "triplet-type-list.csv.gz", "author,writes,paper\n")
+    _packed(raw / "relations" / "author___writes___paper" / "edge.csv.gz", edges)
+    _packed(raw / "node-label" / "paper" / "node-label.csv.gz", "".join(f"{i % 3}\n" for i in range(NODES)))
+    _packed(folder / "split" / "time" / "paper" / "train.csv.gz", "0\n1\n2\n")
+
+
+def _ogb_graphs(folder: Path) -> None:
+    """OGB's raw layout of many graphs, of four nodes and five edges each."""
+    count = NODES // 4
+    _packed(folder / "raw" / "num-node-list.csv.gz", "4\n" * count)
+    _packed(folder / "raw" / "num-edge-list.csv.gz", "5\n" * count)
+    _packed(folder / "raw" / "edge.csv.gz", "0,1\n1,2\n2,3\n3,0\n0,2\n" * count)
+    _packed(folder / "raw" / "graph-label.csv.gz", "".join(f"{i % 2}\n" for i in range(count)))
+    _packed(folder / "split" / "scaffold" / "valid.csv.gz", "0\n1\n")
+
+
+_TYPES = "--nodes paper=papers.csv --nodes author --edges author:writes:paper=writes.csv --label paper=y --x-cols paper=f*"
+_TYPES += " --time author:writes:paper=t --edge-label author:writes:paper=rating --reverse"
+_GRAPHS = "--nodes atoms.csv --edges bonds.csv --graph-id mol --graphs mols.csv --graph-label y --graph-split split --x-cols f*"
+_GRAPHS += " --edge-features edge_attr=length"
 INGESTS = {
     "edges.csv": "--edges edges.csv",
     "edges.tsv": "--edges edges.tsv --weight w",
@@ -102,6 +147,21 @@ INGESTS = {
     "ogb/raw/num-node-list.csv.gz": "--ogb ogb",
     "ogb/raw/node-label.csv.gz": "--ogb ogb",
     "ogb/split/time/train.csv.gz": "--ogb ogb",
+    "papers.csv": _TYPES,
+    "writes.csv": _TYPES,
+    "atoms.csv": _GRAPHS,
+    "mols.csv": _GRAPHS,
+    "bonds.csv": _GRAPHS,
+    "mag/raw/num-node-dict.csv.gz": "--ogb mag",
+    "mag/raw/triplet-type-list.csv.gz": "--ogb mag",
+    "mag/raw/relations/author___writes___paper/edge.csv.gz": "--ogb mag",
+    "mag/raw/node-label/paper/node-label.csv.gz": "--ogb mag",
+    "mag/split/time/paper/train.csv.gz": "--ogb mag",
+    "mol/raw/num-node-list.csv.gz": "--ogb mol",
+    "mol/raw/num-edge-list.csv.gz": "--ogb mol",
+    "mol/raw/edge.csv.gz": "--ogb mol",
+    "mol/raw/graph-label.csv.gz": "--ogb mol",
+    "mol/split/scaffold/valid.csv.gz": "--ogb mol",
 }
 """file -> flags of an ingest that reads it"""
 

@@ -24,6 +24,7 @@ from tools.bench.malformed.cases import (
     ends,
     ingest,
     nodes_csv,
+    typed_tables,
     well_formed,
 )
 
@@ -38,6 +39,8 @@ def file_cases(seed: int) -> Iterator[Case]:
     yield from in_place_of_a_file()
     yield from by_hand(TEXT, "edges.csv")
     yield from by_hand(NODE_TABLES, "nodes.csv")
+    for file, tables in TYPED_TABLES.items():
+        yield from by_hand(tables, file)
     yield from written("edges.csv.gz", GZIPPED)
     yield from written("edges.parquet", PARQUET)
     yield from npy_headers()
@@ -85,7 +88,7 @@ def _damaging(file: str, damage: Damage) -> Callable[[Path], None]:
 def in_place_of_a_file() -> Iterator[Case]:
     """Nothing, an empty file, a directory, a pipe, a link to nowhere, zeros, or another format in place of a file."""
     for file, flags in INGESTS.items():
-        if file.startswith("ogb"):
+        if file.startswith(("ogb/", "mag/", "mol/")):
             continue
         for what, make in OTHERS.items():
 
@@ -170,6 +173,45 @@ TEXT: dict[str, tuple[bytes, Outcome]] = {
     "a web page": (b"<!DOCTYPE html>\n<html><body>404, not found</body></html>\n", "refused"),
     "a pointer of Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n", "refused"),
     "JSON lines": (b'{"src": 1, "dst": 2}\n' * 50, "refused"),
+}
+
+
+def _one(file: str, old: bytes, new: bytes) -> bytes:
+    """One of the typed tables with one cell or row changed."""
+    content = typed_tables()[file]
+    assert old in content
+    return content.replace(old, new, 1)
+
+
+TYPED_TABLES: dict[str, dict[str, tuple[bytes, Outcome]]] = {
+    "papers.csv": {
+        "header alone": (b"id,y,f0\n", "refused"),
+        "id of another type": (_one("papers.csv", b"\np7,", b"\na3,"), "refused"),
+        "id twice": (_one("papers.csv", b"\np7,", b"\np8,"), "refused"),
+    },
+    "writes.csv": {
+        "id of another type": (_one("writes.csv", b"a1,p1,", b"a1,a2,"), "refused"),
+        "types exchanged": (_one("writes.csv", b"src,dst", b"dst,src"), "refused"),
+        "target that is no number": (_one("writes.csv", b",1.5\n", b",good\n"), "refused"),
+        "infinite target": (_one("writes.csv", b",1.5\n", b",inf\n"), "refused"),
+        "time that is none": (_one("writes.csv", b"a1,p1,1,", b"a1,p1,today,"), "refused"),
+    },
+    "atoms.csv": {
+        "node of no graph": (_one("atoms.csv", b"7,m1,", b"7,,"), "refused"),
+        "node of an unknown graph": (_one("atoms.csv", b"7,m1,", b"7,m99,"), "refused"),
+        "node of another graph": (_one("atoms.csv", b"7,m1,", b"7,m2,"), "refused"),
+    },
+    "mols.csv": {
+        "graph without nodes": (_one("mols.csv", b"m3,", b"m99,0,train\nm3,"), "refused"),
+        "graph twice": (_one("mols.csv", b"m3,", b"m2,"), "refused"),
+        "target that is no number": (_one("mols.csv", b"m3,1.0", b"m3,good"), "refused"),
+        "target far beyond float32": (_one("mols.csv", b"m3,1.0", b"m3,1e300"), "refused"),
+        "header alone": (b"mol,y,split\n", "refused"),
+    },
+    "bonds.csv": {
+        "edge between graphs": (_one("bonds.csv", b"\n7,4,", b"\n7,0,"), "refused"),
+        "header alone": (b"src,dst,length\n", "either"),
+    },
 }
 
 NODE_TABLES: dict[str, tuple[bytes, Outcome]] = {
