@@ -108,7 +108,11 @@ def init(
 def _labelled(manifest: "Manifest") -> dict[str, dict[str, tuple[str, list[str]]]]:
     """Task -> name of what has labels for it -> (the labels' kind, names of the splits)."""
     if manifest.is_hetero:
-        return {"node": {each.name: (each.task, [*each.splits]) for each in manifest.node_types if each.task is not None}}
+        of: dict[str, dict[str, tuple[str, list[str]]]] = {
+            "node": {each.name: (each.task, [*each.splits]) for each in manifest.node_types if each.task},
+            "edge": {":".join(each.key): (each.task, [*each.splits]) for each in manifest.edge_types if each.task},
+        }
+        return {task: types for task, types in of.items() if types}
     (nodes,), (edges,) = manifest.node_types, manifest.edge_types
     found: dict[str, Any] = {"node": ("", manifest.task, nodes.splits), "edge": ("edges", edges.task, edges.splits)}
     if manifest.graphs is not None:

@@ -17,6 +17,9 @@ class EdgeConfig(TrainConfig):
 
     refused = ("compile", "node_type")
     task: Literal["edge"] = Field(default="edge", description="edge (their labels).")  # type: ignore[assignment]
+    edge_type: str | None = Field(
+        default=None, description="Edge type whose labels are learned (heterogeneous); by default the one with labels."
+    )
     mode: Literal["sampled"] = Field(default="sampled", description="neighborhoods of both ends of edges.")
 
     @model_validator(mode="after")

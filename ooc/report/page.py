@@ -131,7 +131,15 @@ def _settings(config: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     known = {name: value for name, value in config.items() if value not in (None, {}, [])}
     chosen = differing(class_of(config), config)
     parts = ("", [name for name in known if name in chosen]), ("defaults", [name for name in known if name not in chosen])
-    return [(heading, {name: known[name] for name in names}) for heading, names in parts if names]
+    return [(heading, {name: _setting(known[name]) for name in names}) for heading, names in parts if names]
+
+
+def _setting(value: Any) -> Any:
+    """A setting's value as the page shows it: fan-outs by edge type, and other tables, entry by entry."""
+    if not isinstance(value, dict):
+        return value
+    texts = {name: ",".join(map(str, own)) if isinstance(own, list) else own for name, own in value.items()}
+    return "; ".join(f"{name} = {text}" for name, text in texts.items())
 
 
 def _with_baselines(summary: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -68,6 +69,14 @@ def make_model(
     return made
 
 
+def check_homogeneous(config: ModelConfig, store: Path) -> None:
+    """Raise ConfigError for a model of heterogeneous graphs on a homogeneous store."""
+    if config.model in get_args(HeteroModelName):
+        raise ConfigError(
+            f"model {config.model} is for heterogeneous graphs, and {store} is homogeneous: use sage, gcn, gat, ..."
+        )
+
+
 def _model_of_rows(
     config: ModelConfig, in_channels: int, channels: int, degrees: Callable[[], Tensor] | None, edge_dim: int | None
 ) -> nn.Module:
@@ -86,10 +95,7 @@ def _model_of_rows(
         if count != config.layers:
             raise ConfigError(f"model {config.model} has {count} layers, and layers is {config.layers}: give `layers={count}`")
         return made
-    if config.model in get_args(HeteroModelName):
-        raise ConfigError(
-            f"model {config.model} is for heterogeneous graphs, and {config.store} is homogeneous: use sage, gcn, gat, ..."
-        )
+    check_homogeneous(config, config.store)
     if config.model_args:
         raise ConfigError(f"model_args are for a class of your own (package.module:Class), not for {config.model}")
     if config.model == "gine" and not edge_dim:

@@ -1,6 +1,6 @@
 """The mode "sampled" of the task "edge": labels of edges, predicted from the sampled neighborhoods of their ends."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, cast
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ooc.config.edges import EdgeConfig
+from ooc.graph.hetero import EdgeKey
 from ooc.loading.base import BatchLoader
 from ooc.loading.link_neighbor_loader import LinkNeighborLoader
 from ooc.metrics.losses import LabelLoss
@@ -16,55 +17,76 @@ from ooc.metrics.tasks import LabelTask
 from ooc.models.builders import pre_aggregation_of
 from ooc.models.edge_decoders import MLPDecoder
 from ooc.models.user_models import edge_features_for, forward_batch
-from ooc.runtime.keyed_random import Purpose, key
+from ooc.runtime.keyed_random import Purpose
+from ooc.runtime.keyed_random import key as seed_of
+from ooc.sampling.hetero_neighbor import edge_name
+from ooc.stores.dataset import Dataset
 from ooc.stores.edge_set import EdgeSet
 from ooc.stores.errors import ConfigError
+from ooc.stores.node_set import NodeSet
 from ooc.training.batch_modes import SampledMode
+from ooc.training.build import make_hetero_model
 from ooc.training.label_mode import task_of_labels
+from ooc.training.link_mode import ends_of, link_type
 from ooc.training.node_mode import LABELS_AT_ONCE, NodeMode
 
 
 class EdgeModel(nn.Module):
     """Embeddings of nodes, and the outputs of edges from those of both ends.
 
-    encoder: gives rows of a batch's nodes, as models of nodes do; decoder: of rows [b, d] of sources and destinations.
+    encoder: gives rows of a batch's nodes, as models of nodes do; decoder: of rows [b, d] of sources and destinations;
+    edge_type: of a heterogeneous graph, that of the edges.
     """
 
-    def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
+    def __init__(self, encoder: nn.Module, decoder: nn.Module, edge_type: EdgeKey | None = None) -> None:
         super().__init__()
-        self.encoder, self.decoder = encoder, decoder
+        self.encoder, self.decoder, self.edge_type = encoder, decoder, edge_type
 
     def forward(self, batch: Any, checkpoint: bool = False) -> Tensor:
         """The outputs of the edges of a batch of `LinkNeighborLoader`, [b, channels]."""
         rows = forward_batch(self.encoder, batch, checkpoint)
-        src, dst = (rows.index_select(0, end) for end in batch.edge_label_index)
+        source, _, target = self.edge_type or ("", "", "")
+        of_types = (rows[source], rows[target]) if isinstance(rows, Mapping) else (rows, rows)
+        src, dst = (own.index_select(0, end) for own, end in zip(of_types, self.edges_of(batch).edge_label_index, strict=True))
         out: Tensor = self.decoder(src, dst)
         return out
+
+    def edges_of(self, batch: Any) -> Any:
+        """What of a batch has the fields of the edges."""
+        return batch if self.edge_type is None else batch[self.edge_type]
 
 
 class EdgeMode(SampledMode):
     """Training on the edges of a split; see `Mode`. Edges of a batch carry no messages in it."""
 
-    typed = False
     config: EdgeConfig
     model: EdgeModel
 
     @cached_property
     def edges(self) -> EdgeSet:
-        """The store's edges."""
-        return self.dataset.edges()
+        """Those whose labels are learned."""
+        return labelled_edges(self.config, self.dataset)
+
+    @cached_property
+    def nodes(self) -> NodeSet:
+        """The sources of the edges."""
+        return self.dataset.nodes(self.edges.key[0])
 
     def check(self) -> LabelTask:
         """See `LabelMode`."""
-        if self.edges.task is None:
-            raise ConfigError(f"{self.config.store} holds no labels of edges to train on: ingest it with `edge_label`")
-        if not self.dataset.num_features:
+        edges = self.edges
+        if not (self.dataset.is_hetero or self.dataset.num_features):
             raise ConfigError(f"{self.config.store} holds no features to train on: ingest it with `features` or `x_cols`")
-        return task_of_labels(self.config, self.edges)
+        return task_of_labels(self.config, edges)
 
     def _make_model(self) -> nn.Module:
-        decoder = MLPDecoder(self.config.hidden, dropout=self.config.dropout, out_channels=self.task.channels)
-        return EdgeModel(self._make_encoder(self.config.hidden), decoder).to(self.device)
+        config, key = self.config, self.edges.key if self.dataset.is_hetero else None
+        if key is None:
+            encoder = self._make_encoder(config.hidden)
+        else:
+            encoder = make_hetero_model(config, self.dataset, ends_of(key), config.hidden)
+        decoder = MLPDecoder(config.hidden, dropout=config.dropout, out_channels=self.task.channels)  # after the seed is set
+        return EdgeModel(encoder, decoder, key).to(self.device)
 
     def notes(self) -> list[str]:
         """See `Mode`."""
@@ -80,17 +102,19 @@ class EdgeMode(SampledMode):
     def _make_loader(self) -> BatchLoader:
         config = self.config
         shuffled: dict[str, Any] = {"batch_size": config.batch_size, "shuffle": True, "seed": config.seed}
-        return LinkNeighborLoader(
-            self.dataset, self._neighbors(config.fanout), config.train_split, **shuffled, **self._sampling()
-        )
+        links = self.edges.key, config.train_split
+        return LinkNeighborLoader(self.dataset, self._neighbors(config.fanout), links, **shuffled, **self._sampling())
 
     def _make_evaluators(self) -> dict[str, Any]:
         """See `BatchMode`."""
         config, edges = self.config, self.edges
-        common = {"batch_size": config.eval_batch_size or config.batch_size, "seed": key(config.seed, Purpose.EVALUATE) >> 1}
+        common = {
+            "batch_size": config.eval_batch_size or config.batch_size,
+            "seed": seed_of(config.seed, Purpose.EVALUATE) >> 1,
+        }
         given: dict[str, Any] = {**common, **self._sampling()}
         return {
-            split: LinkNeighborLoader(self.dataset, self._neighbors(config.eval_fanout), split, **given)
+            split: LinkNeighborLoader(self.dataset, self._neighbors(config.eval_fanout), (edges.key, split), **given)
             for split in dict.fromkeys([config.val_split, *config.eval_splits])
             if split in edges.splits and len(edges.members(split))
         }
@@ -104,17 +128,33 @@ class EdgeMode(SampledMode):
         assert labels is not None
         for start in range(0, len(members), LABELS_AT_ONCE):
             slot = members[np.arange(start, min(start + LABELS_AT_ONCE, len(members)))]
-            yield torch.from_numpy(np.asarray(labels[self.dataset.graph.edge_ids(slot)]))
+            yield torch.from_numpy(np.asarray(labels[self.edges.graph.edge_ids(slot)]))
 
     def forward(self, batch: Any) -> Tensor:
         """The outputs of the batch's edges."""
+        self.tables.pull(batch)
         return self.model(batch, self.config.activation_checkpointing)
 
     def outputs(self, model: nn.Module, batch: Any) -> Tensor:
         return cast(Tensor, model(batch))
 
     def labels_in(self, batch: Any) -> Tensor:
-        return cast(Tensor, batch.edge_label)
+        return cast(Tensor, self.model.edges_of(batch).edge_label)
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
         return {**super().finish(result), "class_names": self.edges.class_names}
+
+
+def labelled_edges(config: EdgeConfig, dataset: Dataset) -> EdgeSet:
+    """The edges whose labels are learned. Raises ConfigError where there are none, or settings and store leave that open."""
+    asked, types = config.edge_type, {key: dataset.edges(key) for key in dataset.edge_types}
+    labelled = [key for key, edges in types.items() if edges.task is not None and edges.reverse_of is None]
+    there = ", ".join(map(edge_name, labelled))
+    if not labelled:
+        raise ConfigError(f"{config.store} holds no labels of edges to train on: ingest it with `edge_label`")
+    if asked is None and len(labelled) > 1:
+        raise ConfigError(f"{config.store} has labels of {there}: choose one, as in `edge_type={edge_name(labelled[0])!r}`")
+    found = types[labelled[0] if asked is None else link_type(asked, dataset)]
+    if found.task is None:
+        raise ConfigError(f"edge_type = {asked!r}: {config.store} has no labels of these edges (it has labels of {there})")
+    return found

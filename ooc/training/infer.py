@@ -42,7 +42,7 @@ from ooc.stores.manifest import read_manifest
 from ooc.stores.node_set import NodeSet
 from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import checkpoint, infer_graphs
-from ooc.training.build import make_hetero_model, make_model, table_shapes, takes_floats
+from ooc.training.build import check_homogeneous, make_hetero_model, make_model, table_shapes, takes_floats
 from ooc.training.graph_mode import graph_model
 from ooc.training.link_mode import ends_of, link_type
 from ooc.training.node_mode import feature_reading, labelled_nodes
@@ -324,6 +324,7 @@ class ModelOutputs:
                     yield self._of_wanted_type(found)
                 return
             self._check_types(dataset)
+            check_homogeneous(config, dataset.path)
             task = None if config.link_decoder is not None else _task(dataset, config)
             channels = config.hidden if task is None else task.channels  # embeddings, for links
             degrees = partial(degree_histogram, dataset.graph)

@@ -119,7 +119,11 @@ def compose(
 def check_types(config: RunConfig, dataset: Dataset) -> None:
     """Raise ConfigError for a heterogeneous store that the mode does not train on."""
     if dataset.is_hetero and not mode_of(config).typed:
-        others = " or ".join(f"mode {mode} of task {task}" for (task, mode), made in MODES.items() if made.typed)
+        tasks: dict[str, list[str]] = {}
+        for (task, name), made in MODES.items():
+            if made.typed:
+                tasks.setdefault(name, []).append(task)
+        others = " or ".join(f"mode {name} of task {' or '.join(own)}" for name, own in tasks.items())
         raise ConfigError(
             f"mode {config.mode} of task {config.task} trains on homogeneous graphs, and {config.store} is heterogeneous: use "
             f"{others}"

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -18,7 +19,7 @@ from ooc.training.infer import infer
 from ooc.training.loop import plan, train
 from ooc.training.registry import mode_of
 from tests.conftest import MakeStore, random_edges
-from tests.ooc.runs import SMALL, curve
+from tests.ooc.runs import SMALL, KillAt, Killed, curve
 
 N, E = 120, 1500
 KINDS = ["classes", "numbers"]
@@ -111,3 +112,99 @@ def test_what_does_not_apply_is_refused(make_store: MakeStore, stores: dict[str,
     with pytest.raises(ConfigError, match="compile does not apply"):
         load_config(None, {**given, "task": "edge", "compile": True})
     assert not (tmp_path / "run").exists()
+
+
+def test_parameters_are_drawn_from_the_seed_alone(stores: dict[str, Path], tmp_path: Path) -> None:
+    for number in (1, 2):
+        torch.manual_seed(number)
+        train(configure(stores["classes"], tmp_path / f"{number}", max_steps=2, epochs=1))
+    assert curve(tmp_path / "1") == curve(tmp_path / "2")
+
+
+USERS, ITEMS, VIEWS = 60, 40, 900
+RATES, RATED, FRIENDS = ("user", "rates", "item"), ("item", "rated_by", "user"), ("user", "knows", "user")
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stars follow from the features of users and items; friends have labels too; users know one another."""
+    rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("typed_edges")
+    x = {"user": rng.standard_normal((USERS, 5), np.float32), "item": rng.standard_normal((ITEMS, 3), np.float32)}
+    src, dst = rng.integers(0, USERS, VIEWS), rng.integers(0, ITEMS, VIEWS)
+    stars = np.digitize(x["user"][src, 0] + x["item"][dst, 0], [-0.5, 0.5])
+    part = rng.choice(["train", "val", "test"], VIEWS, p=[0.6, 0.2, 0.2])
+    friends = rng.integers(0, USERS, (2, 300))
+    ids = {name: pa.array(np.arange(len(rows))) for name, rows in x.items()}
+    nodes = {
+        name: pa.table({"id": ids[name]} | {f"f{i}": pa.array(rows[:, i]) for i in range(rows.shape[1])})
+        for name, rows in x.items()
+    }
+    nodes["shop"] = pa.table({"id": pa.array(np.arange(5))})
+    sold = pa.table({"src": pa.array(np.arange(ITEMS) % 5), "dst": pa.array(np.arange(ITEMS))})
+    rates = pa.table({"src": src, "dst": dst, "stars": stars, "part": pa.array(part)})
+    knows = pa.table({"src": friends[0], "dst": friends[1], "since": rng.random(300), "part": pa.array(part[:300])})
+    ooc.ingest(
+        folder / "shop.ooc",
+        nodes=nodes,
+        edges={RATES: rates, FRIENDS: knows, ("shop", "sells", "item"): sold},
+        x_cols={"user": "f*", "item": "f*"},
+        edge_label={RATES: "stars", FRIENDS: "since"},
+        edge_split={RATES: "part", FRIENDS: "part"},
+        reverse=True,
+    )
+    return folder / "shop.ooc"
+
+
+def typed(store: Path, out: Path, **settings: Any) -> EdgeConfig:
+    return configure(store, out, **{"model": "rsage", "edge_type": "user:rates:item", "batch_size": 128, **settings})
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param({"epochs": 25, "lr": 0.02, "hidden": 16}, marks=pytest.mark.slow), {"edge_type": "user:knows:user"}]
+)
+def test_labels_of_an_edge_type_are_learned(shop: Path, tmp_path: Path, how: dict[str, Any]) -> None:
+    """Between nodes of two types, or of one; shops have an embedding table, and labels are those of the edge type."""
+    summary = train(typed(shop, tmp_path / "run", **how))
+    if "edge_type" in how:
+        assert summary["metrics"]["test"]["rmse"] < 1
+        return
+    assert summary["metrics"]["test"]["accuracy"] > 0.6
+    assert summary["class_names"] is None
+    predicted = plan(typed(shop, tmp_path / "planned", **how)).prediction
+    assert predicted.rows_asked > 0
+    assert "tables" in predicted.stages
+
+
+def test_a_killed_run_on_an_edge_type_goes_on_to_the_bit(shop: Path, tmp_path: Path) -> None:
+    whole, cut = (typed(shop, tmp_path / name, checkpoint_every=1, dropout=0.5) for name in ("whole", "cut"))
+    summary = train(whole)
+    with pytest.raises(Killed):
+        train(cut, watcher=KillAt(4))
+    assert train(cut, resume=True)["metrics"] == summary["metrics"]
+    assert curve(cut.out) == curve(whole.out)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"edge_type": None},
+            "has labels of user:rates:item, user:knows:user: choose one, as in `edge_type='user:rates:item'`",
+        ),
+        ({"edge_type": "user:likes:item"}, "edge_type = 'user:likes:item': .* has no such edge type: it has"),
+        (
+            {"edge_type": "shop:sells:item"},
+            r"has no labels of these edges \(it has labels of user:rates:item, user:knows:user\)",
+        ),
+        ({"model": "sage"}, "model 'sage' is not for heterogeneous graphs"),
+    ],
+)
+def test_edge_types_that_cannot_be_trained_on(shop: Path, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(typed(shop, tmp_path / "run", **settings))
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_edge_type_of_a_homogeneous_store_is_refused(stores: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="edge_type applies to heterogeneous stores"):
+        train(configure(stores["classes"], tmp_path / "run", edge_type="a:b:c"))

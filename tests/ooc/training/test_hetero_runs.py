@@ -21,6 +21,7 @@ from ooc.history.embedding_tables import EmbeddingTables, kept_rows
 from ooc.layerwise import full_neighbor_pass
 from ooc.models.hetero import build_hetero_model, full_hetero_blocks
 from ooc.models.layers import run_layers
+from ooc.report.page import write_report
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.stores.build import write_hetero_store
@@ -234,7 +235,7 @@ def test_every_other_mode_is_refused_and_leaves_nothing(
         assert main(["train", str(store), "--task", task, "--mode", mode, *more, "--out", f"{tmp_path}/run"]) == 2
         error = capsys.readouterr().err
         assert f"mode {mode} of task {task} trains on homogeneous graphs, and " in error
-        assert error.endswith(" of task node\n")
+        assert error.endswith(" is heterogeneous: use mode sampled of task node or edge or link\n")
         assert error.count("\n") == 1
         assert list(tmp_path.iterdir()) == []
 
@@ -426,6 +427,7 @@ def test_fan_outs_by_edge_type(store: Path, tmp_path: Path, capsys: pytest.Captu
     file.write_text('[fanout]\ndefault = [2, 2]\n"paper:cites:paper" = [3, 0]\n')
     assert main(["train", *flags, "--config", str(file), "--out", f"{tmp_path}/c"]) == 0
     assert curve(tmp_path / "a") == curve(tmp_path / "b") == curve(tmp_path / "c")
+    assert "default = 2,2; paper:cites:paper = 3,0" in write_report(tmp_path / "a").read_text()
     assert main(["train", "--out", f"{tmp_path}/a", "--resume", "--epochs", "2"]) == 0
     with Dataset.open(store) as ds:
         loader = SampledMode(load_config(file, {"store": store, "out": tmp_path / "d", "model": "rsage"}), ds).loader
