@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, SAGEConv
 
-from tools.scores.modes import CASES, Settings
+from tools.scores.kept import Settings
+from tools.scores.modes import CASES
 
 EPOCHS = 50
 LEFT_OUT = ("fanout", "batch_size", "evaluate")

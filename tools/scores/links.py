@@ -1,20 +1,24 @@
 """Links by GraphSAGE: ROC AUC of `ooc.LinkNeighborLoader` and of PyG's in RAM, with the same model, split and evaluation.
 
-    python -m tools.scores.links DATA OUT --graphs pubmed gowalla --seeds 10 --epochs 20
+    python -m tools.scores.links DATA OUT --graphs pubmed gowalla --seeds 10
 
 DATA has `planetoid/pubmed.npz` (x, edge_index) and `gowalla/gowalla.npz` (train_user, train_item, test_user, test_item: pairs
 of users and items, without features, so nodes have an embedding table). Edges are divided by an `EdgeSplit`, 10 % of them for
 test. PyG's loader samples from the training edges; the links of a batch and their reverses are taken out of its edges by hand.
-Its sampler needs pyg-lib or torch-sparse; where there is neither, `ooc` is measured alone. A model is scored with all training
-edges, its test links against as many pairs that are no edges. Prints JSON.
+Its sampler needs pyg-lib or torch-sparse; where there is neither, `ooc` is measured alone. Both models begin with the same
+weights; negatives are pairs of random nodes, one a link. The model of the last epoch is scored on the whole graph of training
+edges: its test links against as many pairs that are no edges, the same for both. Each run's result is saved in OUT/kept, so
+a killed command goes on. Prints JSON: the AUCs in points.
 """
 
 import argparse
 import json
-import shutil
 import sys
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,9 +33,15 @@ from torchmetrics.functional.classification import binary_auroc
 
 import ooc
 from ooc.sampling.links import EdgeLookup, LinkNegatives
+from ooc.stores.graph import Graph
+from tools.scores.kept import Settings, file_named, kept, spread
 
-FANOUT, HIDDEN, BATCH, LR = [10, 10], 64, 1024, 0.005
-GRAPHS = ("pubmed", "gowalla")
+FANOUT, HIDDEN, LR = [10, 10], 64, 0.005
+GRAPHS: dict[str, tuple[str, Settings]] = {
+    "pubmed": ("planetoid/pubmed.npz", {"batch_size": 2048, "epochs": 10}),
+    "gowalla": ("gowalla/gowalla.npz", {"batch_size": 16384, "epochs": 3}),
+}
+"""file and settings of each"""
 
 
 class Links(NamedTuple):
@@ -60,26 +70,18 @@ class Encoder(nn.Module):
         return self.convs(x if self.table is None else self.table(node), edge_index)
 
 
-def graph_of(name: str, data: Path, split: ooc.EdgeSplit) -> Links:
+def graph_of(npz: Path, split: ooc.EdgeSplit) -> Links:
     """A graph with every edge in both directions."""
-    if name == "pubmed":
-        with np.load(data / "planetoid" / "pubmed.npz") as found:
+    x = None
+    with np.load(npz) as found:
+        if "edge_index" in found:
             x, edges = torch.from_numpy(found["x"].astype(np.float32)), found["edge_index"].astype(np.int64)
-        num_nodes = len(x)
-    else:
-        with np.load(data / "gowalla" / "gowalla.npz") as found:
+        else:
             user = np.concatenate([found["train_user"], found["test_user"]]).astype(np.int64)
             item = np.concatenate([found["train_item"], found["test_item"]]).astype(np.int64) + int(user.max()) + 1
-        x, num_nodes = None, int(item.max()) + 1
-        edges = np.stack([np.concatenate([user, item]), np.concatenate([item, user])])
+            edges = np.stack([np.concatenate([user, item]), np.concatenate([item, user])])
+    num_nodes = int(edges.max()) + 1 if x is None else len(x)
     return Links(x, torch.from_numpy(edges), torch.from_numpy(split.parts(*edges)).long(), num_nodes)
-
-
-def store_of(links: Links, path: Path) -> Path:
-    """The store of a graph, anew."""
-    shutil.rmtree(path, ignore_errors=True)
-    ooc.from_data(Data(x=links.x, edge_index=links.edge_index, num_nodes=links.num_nodes), path)
-    return path
 
 
 def without_links(batch: Data) -> Tensor:
@@ -90,9 +92,9 @@ def without_links(batch: Data) -> Tensor:
     return batch.edge_index[:, ~torch.isin(edges[0] * many + edges[1], links)]
 
 
-def train(links: Links, loader: Iterable[Any], epochs: int, edges_of: Callable[[Any], Tensor]) -> Encoder:
-    """Train an encoder on a loader's batches; edges_of: those that carry messages."""
-    model = Encoder(links)
+def train(links: Links, loader: Iterable[Any], epochs: int, edges_of: Callable[[Any], Tensor]) -> tuple[Encoder, float]:
+    """Train an encoder on a loader's batches; edges_of: those that carry messages. Also the last epoch's loss."""
+    model, mean = Encoder(links), float("nan")
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     for epoch in range(epochs):
         total, steps = 0.0, 0
@@ -102,9 +104,19 @@ def train(links: Links, loader: Iterable[Any], epochs: int, edges_of: Callable[[
             loss = F.binary_cross_entropy_with_logits((src * dst).sum(-1), (batch.edge_label > 0).float())
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            total, steps = total + float(loss), steps + 1
-        print(f"epoch {epoch + 1}: loss {total / steps:.4f}", file=sys.stderr)
-    return model
+            total, steps = total + float(loss.detach()), steps + 1
+        mean = total / steps
+        print(f"epoch {epoch + 1}: loss {mean:.4f}", file=sys.stderr, flush=True)
+    return model, mean
+
+
+def no_edges(links: Links, seed: int) -> Tensor:
+    """As many pairs that are no edges as there are test links, int64[2, k]."""
+    source, target = links.edge_index.numpy()
+    edges = EdgeLookup(Graph.from_edges(source, target, links.num_nodes))
+    source = links.edges(2)[0].numpy()
+    drawn = LinkNegatives("binary", 1, links.num_nodes, edges=edges).draw(source, np.arange(len(source)), seed)
+    return torch.from_numpy(np.stack(drawn))
 
 
 @torch.no_grad()
@@ -116,42 +128,65 @@ def score(links: Links, model: Encoder, negative: Tensor) -> float:
     return 100 * float(binary_auroc(torch.cat(scores), true))
 
 
-def measure(name: str, data: Path, out: Path, seed: int, epochs: int) -> dict[str, float]:
-    """The scores of one seed: {"ooc": ..., "pyg": ...}."""
+def here(links: Links, split: ooc.EdgeSplit, store: Path, settings: Settings) -> tuple[Encoder, float]:
+    """Trained on the batches of `ooc`, whose links are left out."""
+    with ooc.from_data(Data(x=links.x, edge_index=links.edge_index, num_nodes=links.num_nodes), store) as ds:
+        how: Settings = {"batch_size": settings["batch_size"], "shuffle": True, "neg_sampling": "binary"}
+        loader = ooc.LinkNeighborLoader(ds, FANOUT, "train", edge_split=split, seed=split.seed, **how)
+        torch.manual_seed(split.seed)
+        return train(links, loader, settings["epochs"], lambda batch: batch.edge_index)
+
+
+def in_ram(links: Links, split: ooc.EdgeSplit, store: Path, settings: Settings) -> tuple[Encoder, float]:
+    """Trained on PyG's batches, out of which the links are taken here."""
+    graph = Data(x=links.x, edge_index=links.edges(0), num_nodes=links.num_nodes)
+    how: Settings = {"batch_size": settings["batch_size"], "shuffle": True, "neg_sampling": "binary"}
+    loader = PygLoader(graph, FANOUT, edge_label_index=links.edges(0), **how)
+    torch.manual_seed(split.seed)
+    return train(links, loader, settings["epochs"], without_links)
+
+
+ARMS = {"ooc": here} | ({"pyg": in_ram} if compiled.WITH_PYG_LIB or compiled.WITH_TORCH_SPARSE else {})
+
+
+def measure(arm: str, npz: Path, out: Path, settings: Settings, seed: int) -> Settings:
+    """Train and score: the AUC in points, the loss of the last epoch, and seconds."""
     split = ooc.EdgeSplit(val=0.05, test=0.1, seed=seed)
-    links = graph_of(name, data, split)
-    found: dict[str, float] = {}
-    with ooc.open(store_of(links, out / f"{name}.ooc")) as ds:
-        test = links.edges(2)
-        lists = LinkNegatives("binary", 1, links.num_nodes, edges=EdgeLookup(ds.graph))
-        negative = torch.from_numpy(np.stack(lists.draw(test[0].numpy(), np.arange(test.size(1)), seed)))
-        common: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "neg_sampling": "binary"}
-        torch.manual_seed(seed)
-        mine = ooc.LinkNeighborLoader(ds, FANOUT, "train", edge_split=split, seed=seed, **common)
-        found["ooc"] = score(links, train(links, mine, epochs, lambda batch: batch.edge_index), negative)
-        if compiled.WITH_PYG_LIB or compiled.WITH_TORCH_SPARSE:
-            torch.manual_seed(seed)
-            graph = Data(x=links.x, edge_index=links.edges(0), num_nodes=links.num_nodes)
-            theirs = PygLoader(graph, FANOUT, edge_label_index=links.edges(0), **common)
-            found["pyg"] = score(links, train(links, theirs, epochs, without_links), negative)
-    print(name, seed, found, file=sys.stderr)
-    return found
+    links, began = graph_of(npz, split), time.perf_counter()
+    with TemporaryDirectory(dir=out) as scratch:
+        model, loss = ARMS[arm](links, split, Path(scratch) / "links.ooc", settings)
+    seconds = time.perf_counter() - began
+    return {"auroc": score(links, model, no_edges(links, seed)), "loss": loss, "seconds": seconds}
+
+
+def scores(name: str, data: Path, out: Path, seeds: Sequence[int], settings: Settings, arms: Sequence[str]) -> Settings:
+    """Of each arm the AUCs of all seeds, and of PyG's how much they are above those here, seed by seed."""
+    npz = data / GRAPHS[name][0]
+    found: dict[str, list[float]] = {arm: [] for arm in arms}
+    for seed in seeds:
+        asked = {"npz": file_named(npz), "fanout": FANOUT, "hidden": HIDDEN, "lr": LR, **settings, "seed": seed}
+        for arm, each in found.items():
+            run = partial(measure, arm, npz, out, settings, seed)
+            each.append(kept(out / "kept" / f"{name}-{arm}-{seed}.json", asked, run)["auroc"])
+    lines = {arm: spread(each) for arm, each in found.items()}
+    if {"ooc", "pyg"} <= set(found):
+        lines["pyg above ooc"] = spread([theirs - mine for mine, theirs in zip(found["ooc"], found["pyg"], strict=True)])
+    return settings | lines
 
 
 def main() -> None:
+    """Parse the command line, train, print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--seed", type=int, help="this one alone; its results are saved for the others")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    runs = {
-        name: [measure(name, given.data, given.out, seed, given.epochs) for seed in range(given.seeds)] for name in given.graphs
-    }
-    settings = {"fanout": FANOUT, "hidden": HIDDEN, "batch_size": BATCH, "lr": LR, "epochs": given.epochs}
-    print(json.dumps({"auroc": runs, **settings}))
+    seeds = list(range(given.seeds)) if given.seed is None else [given.seed]
+    print(json.dumps({name: scores(name, given.data, given.out, seeds, GRAPHS[name][1], given.arms) for name in given.graphs}))
 
 
 if __name__ == "__main__":

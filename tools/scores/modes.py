@@ -8,10 +8,8 @@ A batch has at most an eighth of the nodes, and an epoch at least ten batches. V
 settings. Each run's result is saved in OUT/kept, so a killed command continues, and a complete one prints at once.
 """
 
-import json
 import shutil
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-Settings = dict[str, Any]
+from tools.scores.kept import Settings, file_named, kept, spread
+
 WHOLE = 1 << 20
 """nodes a batch of evaluation, and of full-batch training: all of them"""
 HISTORY_ONLY = ("history_dtype", "history_lag", "refresh", "drift_tolerance")
@@ -114,8 +113,7 @@ def modes(data: Path, out: Path, seeds: Sequence[int], only: str | None) -> dict
                 continue
             results = found[f"{name}/{mode}"] = {}
             for seed in seeds:
-                results[seed] = kept(case, mode, data, out, f"{name}-{mode}-{seed}", settings | {"seed": seed})
-                print(name, mode, seed, results[seed], file=sys.stderr, flush=True)
+                results[seed] = result_of(case, mode, data, out, f"{name}-{mode}-{seed}", settings | {"seed": seed})
     return table(found)
 
 
@@ -127,19 +125,16 @@ def _wanted(name: str, mode: str, only: str | None) -> bool:
     return case == name and (mode in (one, "full") or (one, mode) == ("history", "zero"))
 
 
-def kept(case: Case, mode: str, data: Path, out: Path, name: str, settings: Settings) -> Settings:
-    """The result of a run, from OUT/kept where it was done before with the same data and settings."""
-    npz, file = data / case.npz, out / "kept" / f"{name}.json"
+def result_of(case: Case, mode: str, data: Path, out: Path, name: str, settings: Settings) -> Settings:
+    """The result of a run, new or from OUT/kept."""
+    npz = data / case.npz
     ingested = case.ingest | {"parts": case.parts.get(mode, case.ingest["parts"])}
-    asked = json.loads(json.dumps({"npz": [npz.name, npz.stat().st_size], "ingest": ingested, "train": settings}))
-    if file.exists():
-        before: Settings = json.loads(file.read_text())
-        if before["asked"] == asked:
-            return dict(before["result"])
-    result = trained(store_of(npz, ingested, out), out / f"run-{name}", settings, case.metric)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"asked": asked, "result": result}))
-    return result
+    asked = {"npz": file_named(npz), "ingest": ingested, "train": settings}
+
+    def run() -> Settings:
+        return trained(store_of(npz, ingested, out), out / f"run-{name}", settings, case.metric)
+
+    return kept(out / "kept" / f"{name}.json", asked, run)
 
 
 def store_of(npz: Path, ingested: Settings, out: Path) -> Path:
@@ -211,15 +206,6 @@ def table(found: dict[str, dict[int, Settings]]) -> dict[str, Settings]:
             line["histories_zeroed"] = None if zero is None else round(zero, 2)
         lines[name] = line | {"seconds": _mean(results, "seconds")}
     return lines
-
-
-def spread(scores: Sequence[float]) -> Settings:
-    """Mean, deviation and the scores, in points."""
-    return {
-        "mean": round(statistics.mean(scores), 2),
-        "deviation": round(statistics.stdev(scores), 2) if len(scores) > 1 else None,
-        "scores": [round(score, 2) for score in scores],
-    }
 
 
 def _tests(results: dict[int, Settings]) -> list[float]:

@@ -22,7 +22,8 @@ from typing import Any
 
 from tools.scores import events, hetero
 from tools.scores.full_batch import accuracy, curves
-from tools.scores.modes import modes, spread
+from tools.scores.kept import spread
+from tools.scores.modes import modes
 from tools.scores.stores import ingest
 
 PUBLISHED = {"cora": 81.5, "citeseer": 70.3, "pubmed": 79.0, "tolokers": 82.43}
@@ -90,7 +91,7 @@ def main() -> None:
         print(json.dumps({name: {"published": events.PUBLISHED[name], **spread(each)} for name, each in scores.items()}))
         return
     if a.what == "acm":
-        found = hetero.scores(hetero.acm(a.data), a.out, seeds)
+        found = hetero.scores(a.data, a.out, seeds)
         print(json.dumps({name: spread(each) for name, each in found.items()}))
         return
     found = (planetoid if a.what == "planetoid" else tolokers)(a.data, a.out, a.runs)
