@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ooc.loading.snapshot_loader import SnapshotLoader
     from ooc.loading.stored_edge_split import StoredEdgeSplit
     from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
-    from ooc.models.builders import build_model, full_blocks, pre_aggregation_of
+    from ooc.models.builders import build_model, full_blocks
+    from ooc.models.pre_aggregation import pre_aggregation_of
     from ooc.planning.run_plan import Plan
     from ooc.pyg.build_store import from_data, ingest
     from ooc.pyg.change_store import append, split
@@ -145,7 +146,7 @@ __getattr__ = lazy_exports(
         "ingest": "ooc.pyg.build_store",
         "load_config": "ooc.config.modes",
         "plan": "ooc.training.verbs",
-        "pre_aggregation_of": "ooc.models.builders",
+        "pre_aggregation_of": "ooc.models.pre_aggregation",
         "rank": "ooc.training.rank",
         "split": "ooc.pyg.change_store",
         "top_k": "ooc.layerwise.top_k",

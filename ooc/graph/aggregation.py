@@ -46,6 +46,15 @@ class FirstLayerAggregates(NamedTuple):
         return int(self.self_row.shape[dim])
 
 
+class TypedAggregates(NamedTuple):
+    """The first layer's aggregates of a batch of several types, while it is loaded, in place of its rows by node type."""
+
+    neighbor: Any
+    """edge type -> float32[d, f]: the mean of each destination's sampled neighbors"""
+    self_rows: Any
+    """node type -> [d, f]: the rows of its destinations"""
+
+
 FirstInput = Tensor | FirstLayerAggregates
 """what a first layer accepts"""
 
@@ -246,6 +255,36 @@ def gather_aggregates(
         if len(target) > 0:
             for f in range(width):
                 neighbor[i, f] *= target[i]
+
+
+@kernel
+def gather_neighbors(
+    rows: NDArray[Any],
+    tag: NDArray[Any],
+    scale: Floats,
+    at: NDArray[Any],
+    node: NDArray[np.int64],
+    indptr: NDArray[Any],
+    source: NDArray[Any],
+    target: Floats,
+    neighbor: Floats,
+) -> None:
+    """Fill `neighbor` (float32[d, f]) with each destination's sum over its in-edges, times its factor `target` (float32[d]).
+
+    Source i's row is rows[at[i]], and its id node[i]. The sums are those of `gather_aggregates`, without factors of edges.
+    """
+    width = rows.shape[1]
+    few = np.empty(_FEW, np.int64)
+    for i in range(len(indptr) - 1):
+        for f in range(width):
+            neighbor[i, f] = 0
+        order = ascending(node, source, indptr[i], indptr[i + 1], few)
+        for k in range(indptr[i + 1] - indptr[i]):
+            row = rows[at[source[order[k]]]]
+            for f in range(width):
+                neighbor[i, f] += value(row, f, tag, scale)
+        for f in range(width):
+            neighbor[i, f] *= target[i]
 
 
 @kernel

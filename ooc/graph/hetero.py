@@ -4,7 +4,7 @@ As in `ooc.graph.blocks`, the nodes of each type are in hop order and the edges 
 layer's blocks are prefixes of the same arrays. A subgraph of one node type and one edge type has the arrays of a `Subgraph`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -49,6 +49,15 @@ class EdgeSample:
         """What `packed` was called on, but for slots that nobody needs."""
         indptr, source, slot = (each.astype(np.int64) for each in (self.indptr, self.source, self.slot))
         return replace(self, indptr=indptr, source=source, slot=slot)
+
+    def first(self, count: int) -> Self:
+        """A copy of the first edges, so many; the destinations of the others have none."""
+        if count == len(self.source):
+            return self
+        stands_for = None if self.stands_for is None else self.stands_for[:count].copy()
+        columns = {name: column[:count].copy() for name, column in self.columns.items()}
+        arrays = np.minimum(self.indptr, count), self.source[:count].copy(), self.slot[:count].copy()
+        return type(self)(*arrays, stands_for, columns)
 
     def edge_index(self) -> NDArray[np.int64]:
         """int64[2, e]: (source, destination) of every edge, local ids of their own types."""
@@ -100,6 +109,28 @@ class HeteroSubgraph:
         return replace(self, node=node, tree=tree, edges={key: each.unpacked() for key, each in self.edges.items()})
 
 
+def without_last_hop_of(subgraph: HeteroSubgraph, types: Collection[str]) -> HeteroSubgraph:
+    """Return a copy without the last hop's nodes of these types, and without the edges of that hop that begin at them.
+
+    The counts of what is left out are 0, and all nodes that were expanded stay destinations.
+    """
+    hops = {name: _hops_of(name, counts, types) for name, counts in subgraph.num_nodes.items()}
+    nodes = {name: sum(counts) for name, counts in hops.items()}
+    per_hop = {key: _hops_of(key[0], counts, types) for key, counts in subgraph.num_edges.items()}
+    return HeteroSubgraph(
+        {name: node[: nodes[name]].copy() for name, node in subgraph.node.items()},
+        {key: edges.first(sum(per_hop[key])) for key, edges in subgraph.edges.items()},
+        hops,
+        per_hop,
+        {name: tree[: nodes[name]].copy() for name, tree in subgraph.tree.items()},
+    )
+
+
+def _hops_of(node_type: str, counts: tuple[int, ...], types: Collection[str]) -> tuple[int, ...]:
+    """Counts per hop, without the last one's if the type is one of these."""
+    return (*counts[:-1], 0) if node_type in types else counts
+
+
 def only_type(found: HeteroSubgraph) -> Subgraph:
     """The subgraph of a graph of one node type and one edge type, as that of a homogeneous graph."""
     ((name, node),), ((key, edges),) = found.node.items(), found.edges.items()
@@ -119,6 +150,9 @@ class HeteroBlock(NamedTuple):
     graph says of nodes (degree, loops, weight_sum, loop_weight) is of the destinations, [num_dst]"""
     num_dst: Mapping[str, int]
     """rows out by node type"""
+    neighbor: Mapping[EdgeKey, torch.Tensor] | None = None
+    """float32[num_dst, f] of edge types whose sources' rows the loader has summed up for each destination (first-layer
+    pre-aggregation): their blocks have no edges, and x has the rows of destinations only. None: no edge type has that"""
 
 
 def hetero_block_of(
@@ -163,6 +197,16 @@ def hetero_blocks_of(
         }
         layers.append(HeteroBlock(blocks, {name: num_dst for name, (_, num_dst) in size.items()}))
     return layers
+
+
+def summed_block(block: HeteroBlock, neighbor: Mapping[EdgeKey, torch.Tensor]) -> HeteroBlock:
+    """Return a first layer's block with the sums of these edge types in place of their edges."""
+    blocks = dict(block.blocks)
+    for key in neighbor:
+        own = blocks[key]
+        none = _trimmed(own, own.num_src, own.num_dst, 0)
+        blocks[key] = none._replace(indptr=torch.zeros_like(own.indptr))
+    return HeteroBlock(blocks, block.num_dst, neighbor)
 
 
 def _trimmed(block: Block, num_src: int, num_dst: int, num_edges: int) -> Block:

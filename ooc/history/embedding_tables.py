@@ -18,7 +18,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ooc.history.history import History, open_history
 from ooc.history.rows import NEVER, PrefetchedRows
@@ -27,6 +29,7 @@ from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.errors import StoreError
 from ooc.stores.io.atomic import partial_path, publish, remove_tree
+from ooc.stores.jit import kernel
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 """of SparseAdam, its defaults"""
@@ -58,6 +61,53 @@ class _Pulled:
     """float32[k, packed width]"""
     rows: Tensor
     """float32[k, width]; its gradient comes with the backward pass"""
+
+
+Floats = NDArray[np.float32]
+
+
+class _Placed(torch.autograd.Function):
+    """rows[place], `place` a permutation. The gradient is gathered too: torch adds it up row by row, as places may repeat."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        return rows.index_select(0, place)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (place,) = ctx.saved_tensors
+        inverse = torch.empty_like(place)
+        inverse[place] = torch.arange(len(place), device=place.device)
+        return grad.index_select(0, inverse), None
+
+
+@kernel
+def _add_to_moments(packed: Floats, ids: Ids, gradient: Floats, square: Floats, first: float, second: float) -> None:
+    """The first half of a step of SparseAdam on rows `ids` of float32 [n, 3 * width], by their gradient [k, width].
+
+    first, second: the weights of the gradient and its square in the moments; square [k, width] receives the second one.
+    """
+    width = gradient.shape[1]
+    for i in range(len(gradient)):
+        row = packed[ids[i]]
+        for j in range(width):
+            found, average, other = gradient[i, j], row[width + j], row[2 * width + j]
+            row[width + j] = average + (found - average) * first
+            other += (found * found - other) * second
+            row[2 * width + j], square[i, j] = other, other
+
+
+@kernel
+def _add_to_rows(packed: Floats, ids: Ids, root: Floats, step: float, eps: float) -> None:
+    """The second half: root [k, width] of the second moment; step: the learning rate, corrected for the moments' bias, with a
+    minus sign."""
+    width = root.shape[1]
+    for i in range(len(root)):
+        row = packed[ids[i]]
+        for j in range(width):
+            row[j] += step * (row[width + j] / (root[i, j] + eps))
 
 
 class EmbeddingTable:
@@ -168,7 +218,10 @@ class EmbeddingTable:
         packed = self._begun(packed, request.ids, request.rows.steps)
         rows = torch.from_numpy(packed[:, : self.width].copy()).to(device).requires_grad_()
         self._pulled.append(_Pulled(request.rows.step, request.ids, packed, rows))
-        return rows.index_select(0, place)
+        if len(request.ids) < len(request.place):
+            return rows.index_select(0, place)
+        placed: Tensor = _Placed.apply(rows, place)  # type: ignore[no-untyped-call]
+        return placed
 
     def gather(self) -> None:
         """Add up the gradients of the batches pulled since the last step, into `merged`. None of them: it stays None."""
@@ -209,15 +262,15 @@ class EmbeddingTable:
     @torch.no_grad()
     def _step(self, packed: AnyArray, gradient: Tensor, lr: float) -> None:
         """Change the packed rows float32 [k, ...] by their gradient [k, width]."""
-        whole = torch.from_numpy(packed)
         if not self._adam:
-            whole.add_(gradient, alpha=-lr)
+            torch.from_numpy(packed).add_(gradient, alpha=-lr)
             return
-        rows, average, square = (whole.narrow(1, part * self.width, self.width) for part in range(3))
-        average.add_(gradient.sub(average).mul_(1 - BETAS[0]))
-        square.add_(gradient.pow(2).sub_(square).mul_(1 - BETAS[1]))
+        ids, square = np.arange(len(packed)), torch.empty_like(gradient, memory_format=torch.contiguous_format)
+        weights: Any = map(np.float32, (1 - BETAS[0], 1 - BETAS[1]))
+        _add_to_moments(packed, ids, gradient.contiguous().numpy(), square.numpy(), *weights)
         first, second = (1 - beta**self.updates for beta in BETAS)
-        rows.add_(-(lr * math.sqrt(second) / first) * average.div(square.sqrt().add_(EPS)))
+        numbers: Any = map(np.float32, (-(lr * math.sqrt(second) / first), EPS))
+        _add_to_rows(packed, ids, square.sqrt_().numpy(), *numbers)  # torch's root, which need not be IEEE's
 
     def end_pass(self) -> None:
         """Discard rows read ahead, after an epoch or one that was interrupted."""
@@ -334,13 +387,15 @@ class EmbeddingTables:
             max_bytes: Limit for all tables together; see `EmbeddingTable.open`.
             state, grown, engine: As of `EmbeddingTable.open`.
         """
-        options: dict[str, Any] = {"grown": grown, "max_bytes": max_bytes // max(1, len(shapes)), "engine": engine}
+        options: dict[str, Any] = {"grown": grown, "engine": engine}
         found: dict[str, EmbeddingTable] = {}
         with ExitStack() as refused:
+            rooms = shares_of_tables(shapes, max_bytes)
             for number, (name, shape) in enumerate(shapes.items()):
                 stream, own = key(seed, Purpose.TABLE, number), None if state is None else state[name]
                 path, kind = _folder_of(folder, number, name), _kind(optimizer)
-                found[name] = refused.enter_context(closing(EmbeddingTable.open(path, shape, stream, kind, own, **options)))
+                made = EmbeddingTable.open(path, shape, stream, kind, own, max_bytes=rooms[name], **options)
+                found[name] = refused.enter_context(closing(made))
             refused.pop_all()
         return cls(found)
 
@@ -465,6 +520,16 @@ def kept_rows(folder: Path, shapes: Mapping[str, tuple[int, int]], kept: int | s
                 raise StoreError(f"{path} has rows of shape {found[name].shape}, not {shape}: it is not of this run's store")
         refused.pop_all()
     return found
+
+
+def shares_of_tables(shapes: Mapping[str, tuple[int, int]], max_bytes: int) -> dict[str, int]:
+    """The bytes of each table of what all have together: in proportion to their sizes, so that all are in RAM if they fit.
+
+    >>> shares_of_tables({"author": (3000, 64), "venue": (1000, 64)}, 4000)
+    {'author': 3000, 'venue': 1000}
+    """
+    total = max(1, sum(count * width for count, width in shapes.values()))
+    return {name: max_bytes * count * width // total for name, (count, width) in shapes.items()}
 
 
 def _folder_of(folder: Path, number: int, name: str) -> Path:

@@ -9,7 +9,9 @@ from ooc.graph.aggregation import PreAggregation
 from ooc.graph.mapped_topology import HeteroTopology, Topology
 from ooc.loading.batch_bytes import BatchBytes, BatchSize, ScanBytes, row_bytes_of
 from ooc.loading.collate import CollateStage, Collator
-from ooc.loading.hetero import HeteroBatchBytes, HeteroCollator, HeteroLoadStage
+from ooc.loading.hetero import HeteroCollator, HeteroLoadStage
+from ooc.loading.hetero_bytes import HeteroBatchBytes, HeteroScanBytes
+from ooc.loading.hetero_rows import TypedPreAggregation
 from ooc.loading.read_strategy import InMemory, ReadStrategy
 from ooc.loading.sampling import Sampling, drawing
 from ooc.loading.shared_scan import SharedScans
@@ -17,6 +19,7 @@ from ooc.loading.stages import BatchStages, Labels, LoadStage, Order, ReadCounts
 from ooc.loading.superbatch import Superbatches
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.sampling import NeighborSampler, OnDiskFrontier
+from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.arrays.rows import ArrayRows, Rows
 from ooc.stores.arrays.zarr_rows import ShardedRows
 from ooc.stores.dataset import Dataset
@@ -66,7 +69,7 @@ def neighbor_strategy(
     """
     collator = collate.collator
     if isinstance(collator, HeteroCollator):
-        return _hetero_strategy(ds, order, collate, collator, sampling, budget, device, split_seeds, threads)
+        return _hetero_strategy(ds, order, collate, collator, sampling, budget, device, pre_aggregation, split_seeds, threads)
     assert isinstance(collator, Collator)
     x = None if collator.gather is None else ds.stored("x")
     if x is None or len(x.shape) != 2 or collator.gather is None or not collator.gather.float32:
@@ -109,29 +112,36 @@ def _hetero_strategy(
     sampling: Sampling,
     budget: MemoryPlan,
     device: torch.device | None,
+    pre_aggregation: PreAggregation | None,
     split_seeds: bool,
     threads: tuple[int, int],
 ) -> ReadStrategy:
     """`neighbor_strategy` of several types; where edges do not fit in memory they are read through memory maps."""
     graphs, types = collator.graphs, collator.types
-    row_bytes = {name: own.row_bytes for name, own in types.items()}
+    typed = TypedPreAggregation.of(pre_aggregation, types, graphs)
+    x = ds.joined_rows("x") if any(on_disk(own.x) for own in types.values()) else None
+    scanning = typed is not None and x is not None and scan_pays(x, budget.resident_rows)
+    most = budget.drawn if scanning else budget.batch  # as of `neighbor_strategy`
+    row_bytes = {name: own.drawn_bytes(typed is not None) for name, own in types.items()}
     mapped = max(0, budget.topology - sum(graph.indptr.nbytes for graph in graphs.values()))
     columns = {key: collator.columns(key) for key in graphs}
     topology = HeteroTopology(graphs, sampling.weight, mapped, budget.topology_in_ram, columns)
-    memory = HeteroBatchBytes(budget.batch, collator)
+    batch = HeteroBatchBytes(budget.batch, collator, typed=typed)
+    memory = _scan_bytes(ds, x, batch, budget) if scanning else batch
     seed_type = collator.seeds if isinstance(collator.seeds, str) else collator.seeds[0]
-    counts, draw = ReadCounts(), drawing(ds, sampling, budget.batch, row_bytes, seed_type, order.nodes.held_out)
+    counts, draw = ReadCounts(), drawing(ds, sampling, most, row_bytes, seed_type, order.nodes.held_out)
     sample = SampleStage(order, draw, topology, memory, counts, None, threads[0], split_seeds)
-    x = ds.joined_rows("x") if any(on_disk(own.x) for own in types.values()) else None
-    of_edges = graphs, collator.edge_features
-    load = HeteroLoadStage(None, x, None, None, None, counts, buffers_for(device, budget), (), types, *of_edges)
+    step, of_edges = None if typed is None else typed.step, (graphs, collator.edge_features)
+    load = HeteroLoadStage(None, x, None, None, step, counts, buffers_for(device, budget), (), types, *of_edges, typed)
     return choose_strategy(BatchStages(sample, load, collate), memory, threads[1])
 
 
-def _scan_bytes(ds: Dataset, x: Rows | None, batch: BatchBytes, budget: MemoryPlan, edges_stay: bool) -> ScanBytes:
+def _scan_bytes(ds: Dataset, x: Rows | None, batch: Any, budget: MemoryPlan, edges_stay: bool = False) -> ScanBytes:
     """Of scans: all that batches have and, of the buffers of reads, what scans have no use for, where io_uring reads whole
-    extents straight into their pieces."""
-    straight = isinstance(x, ShardedRows) and x.engine.name == "uring" and not edges_stay
+    extents straight into their pieces. batch: bytes of their batches, of one type or of several."""
+    parts = x.parts.values() if isinstance(x, JoinedRows) else [x]
+    straight = all(isinstance(each, ShardedRows) and each.engine.name == "uring" for each in parts) and not edges_stay
     spare = max(0, budget.scratch - RING_BYTES) if straight else 0
     reserved = budget.freed if ds.memory is not None else 0
-    return ScanBytes(budget.scans(spare), batch, reserved + spare, spare)
+    kind = HeteroScanBytes if isinstance(batch, HeteroBatchBytes) else ScanBytes
+    return kind(budget.scans(spare), batch, reserved + spare, spare)

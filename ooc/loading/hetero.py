@@ -1,4 +1,4 @@
-"""Batches of several node and edge types: their rows, their bytes, and the PyG `HeteroData` that the user sees.
+"""Batches of several node and edge types: their rows, and the PyG `HeteroData` that the user sees.
 
 They go through the stages, read strategies and pipelines of all batches. Each type has its own features, labels and splits;
 rows on disk are read as one array, each type's behind those of the type before (`JoinedRows`), so that one superbatch and one
@@ -15,36 +15,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from ooc.graph.blocks import EDGE_ID
-from ooc.graph.hetero import EdgeKey, EdgeSample, HeteroBlock, HeteroSubgraph, hetero_block_of, hetero_blocks_of
+from ooc.graph.aggregation import RowDecoder, TypedAggregates, gather_neighbors
+from ooc.graph.blocks import EDGE_ID, narrow
+from ooc.graph.hetero import (
+    EdgeKey,
+    EdgeSample,
+    HeteroBlock,
+    HeteroSubgraph,
+    hetero_block_of,
+    hetero_blocks_of,
+    summed_block,
+)
 from ooc.loading.collate import EdgeFeature, Gather, LoadedBatch, SampledBatch, check_edge_ids, column_of, edge_ids_of
-from ooc.loading.stages import InMemoryRows, Labels, LoadStage, on_disk
+from ooc.loading.hetero_rows import TypedPreAggregation, TypeRows
+from ooc.loading.stages import InMemoryRows, LoadStage, ScanEntries, on_disk
 from ooc.stores.arrays.joined_rows import JoinedRows
-from ooc.stores.arrays.members import Members
-from ooc.stores.arrays.rows import AnyArray, Ids, Rows
+from ooc.stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
 from ooc.stores.graph import Graph
-
-
-@dataclass(frozen=True)
-class TypeRows:
-    """What a batch has of the nodes of one type."""
-
-    x: Rows | None = None
-    """feature rows as stored, [N, ...]; None where the type has none"""
-    gather: Gather | None = None
-    labels: Labels | None = None
-    masks: Mapping[str, Members] = field(default_factory=dict)
-    """name of a field -> the nodes it is true for"""
-    values: Mapping[str, AnyArray] = field(default_factory=dict)
-    """name of a field -> its value for every node, [N]: times"""
-    beside: int = 0
-    """bytes of memory that a node of a batch takes beside its fields, such as rows of an embedding table"""
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a node's features and labels in a batch, and of what it takes beside them."""
-        x = 0 if self.x is None or self.gather is None else self.gather.row_bytes(self.x.shape[1:])
-        return self.beside + x + (0 if self.labels is None else 8 * int(np.prod(self.labels.y.shape[1:], dtype=np.int64)))
 
 
 @dataclass(frozen=True)
@@ -56,6 +43,8 @@ class HeteroLoadStage(LoadStage):
     graphs: Mapping[EdgeKey, Graph] = field(default_factory=dict)
     features: Mapping[EdgeKey, tuple[EdgeFeature, ...]] = field(default_factory=dict)
     """of each edge type; read batch by batch, by edge id"""
+    typed: TypedPreAggregation | None = None
+    """what a batch holds in place of the rows of its nodes"""
 
     def _features(self, subgraph: HeteroSubgraph) -> Iterator[tuple[str, Gather, Rows, Ids]]:
         """(type, how its rows become x, the rows, the nodes) of each type with features."""
@@ -76,7 +65,20 @@ class HeteroLoadStage(LoadStage):
     def load(self, drawn: SampledBatch) -> LoadedBatch:
         return self.take(drawn, {})
 
+    @property
+    def decoders(self) -> tuple[RowDecoder, ...]:
+        """See `LoadStage.decoders`: of each type with features."""
+        return tuple(RowDecoder.of(own.gather.encoding) for own in self.types.values() if own.gather is not None)
+
+    @property
+    def width(self) -> int:
+        """See `LoadStage.width`."""
+        assert self.typed is not None
+        return self.typed.width
+
     def take(self, drawn: SampledBatch, there: Mapping[int, InMemoryRows]) -> LoadedBatch:
+        if self.typed is not None:
+            return self._gathered(drawn, self.typed, there)
         x, begin = {}, 0
         for name, gather, rows, node in self._features(drawn.subgraph):
             if there:
@@ -87,6 +89,68 @@ class HeteroLoadStage(LoadStage):
                 x[name], nbytes = gather.read(rows, node, self.buffers)
                 self.counts.add(len(node), nbytes)
         return LoadedBatch(drawn, x, self._labels(drawn), self._edge_features(drawn.subgraph))
+
+    def _gathered(self, drawn: SampledBatch, typed: TypedPreAggregation, there: Mapping[int, InMemoryRows]) -> LoadedBatch:
+        """The batch with its aggregates, out of rows in memory."""
+        subgraph, count = drawn.subgraph, typed.destinations(drawn.subgraph)
+        places = self._in_memory(drawn, there)
+        self_rows = {}
+        for name in typed.types:
+            gather, (rows, at) = self.types[name].gather, places[name]
+            assert gather is not None
+            self_rows[name] = gather.take(rows, at[: count[name]], self.buffers)
+        decoders = dict(zip(typed.types, self.decoders, strict=True))
+        neighbor = {}
+        for key in typed.edge_types:
+            edges, (rows, at) = subgraph.edges[key], places[key[0]]
+            rows = rows.view(np.uint16) if rows.dtype == np.float16 else rows
+            neighbor[key] = own = self.buffers.empty((count[key[2]], typed.width), np.dtype(np.float32))
+            of_edges = edges.indptr, edges.source, typed.scale(edges)
+            gather_neighbors(rows, *decoders[key[0]], at, subgraph.node[key[0]], *of_edges, own)
+        rest = typed.rest(drawn)
+        return LoadedBatch(rest, TypedAggregates(neighbor, self_rows), self._labels(rest))
+
+    def _in_memory(self, drawn: SampledBatch, there: Mapping[int, InMemoryRows]) -> dict[str, InMemoryRows]:
+        """The rows of each type with features, contiguous, and where a batch's are among them."""
+        found, begin = dict[str, InMemoryRows](), 0
+        for name, _, rows, node in self._features(drawn.subgraph):
+            if there:
+                assert isinstance(self.x, JoinedRows)
+                pool, at = there[0]
+                own, begin = at[begin : begin + len(node)], begin + len(node)
+                view = self.x.view(name, pool)
+                found[name] = (view, own) if view.flags.c_contiguous else (self.x.take(name, pool, own), np.arange(len(own)))
+            else:
+                assert isinstance(rows, ArrayRows), "rows on disk are aggregated by a read strategy"
+                found[name] = rows.array, node
+        return found
+
+    def entries(self, drawn: SampledBatch) -> ScanEntries:
+        """See `LoadStage.entries`: rows are numbered as those of all types are, aggregates edge type by edge type."""
+        typed, subgraph = self.typed, drawn.subgraph
+        assert typed is not None
+        assert isinstance(self.x, JoinedRows)
+        row, target, begin, count, base = [], [], self.x.begin, typed.destinations(subgraph), 0
+        for key in typed.edge_types:
+            edges = subgraph.edges[key]
+            row.append(subgraph.node[key[0]][edges.source] + begin[key[0]])
+            number = np.arange(base, base + count[key[2]], dtype=np.int32)
+            target.append(np.repeat(number, np.diff(edges.indptr)))
+            base += count[key[2]]
+        scale = np.concatenate([typed.scale(subgraph.edges[key]) for key in typed.edge_types])
+        own = narrow(np.concatenate([subgraph.node[name][: count[name]] + begin[name] for name in typed.types]))
+        none = np.empty(0, np.float32)
+        return ScanEntries(typed.rest(drawn), np.concatenate(row), np.concatenate(target), none, scale, own, base)
+
+    def aggregated(self, rest: SampledBatch, neighbor: AnyArray, self_row: AnyArray) -> LoadedBatch:
+        """See `LoadStage.aggregated`: the rows of each type and edge type are parts of these."""
+        assert self.typed is not None
+        count, nodes = self.typed.destinations(rest.subgraph), rest.subgraph.node
+        ends = np.cumsum([count[key[2]] for key in self.typed.edge_types])[:-1]
+        sums = dict(zip(self.typed.edge_types, np.split(neighbor, ends), strict=True))
+        own = np.split(self_row, np.cumsum([len(nodes[name]) for name in self.typed.types])[:-1])
+        rows = dict(zip(self.typed.types, own, strict=True))
+        return LoadedBatch(rest, TypedAggregates(sums, rows), self._labels(rest))
 
     def _edge_features(self, subgraph: HeteroSubgraph) -> dict[EdgeKey, tuple[AnyArray, ...]]:
         """The features of a batch's edges. Raises StoreError for edge ids out of range, which only a damaged store has."""
@@ -174,9 +238,11 @@ class HeteroCollator:
 
     def __call__(self, loaded: LoadedBatch, input_id: NDArray[np.int64], seed_time: AnyArray | None = None) -> HeteroData:
         subgraph: HeteroSubgraph = loaded.drawn.subgraph
+        sums = loaded.x if isinstance(loaded.x, TypedAggregates) else None
+        x = loaded.x if sums is None else sums.self_rows
         data = HeteroData()
         for name, node in subgraph.node.items():
-            self._add_nodes(data, name, node, loaded)
+            self._add_nodes(data, name, node, x or {}, loaded.y or {})
             data[name].num_sampled_nodes = list(subgraph.num_nodes[name])
             if name in subgraph.tree:
                 data[name].batch = torch.from_numpy(subgraph.tree[name])
@@ -196,6 +262,9 @@ class HeteroCollator:
             data.blocks = hetero_blocks_of(first, subgraph.num_nodes, subgraph.num_edges)
         else:
             data.blocks = [first._replace(num_dst={name: len(node) for name, node in subgraph.node.items()})] * self.layers
+        if sums is not None:
+            neighbor = {key: torch.from_numpy(own) for key, own in sums.neighbor.items()}
+            data.blocks[0] = summed_block(data.blocks[0], neighbor)
         return data
 
     def _add_features(self, data: HeteroData, block: HeteroBlock, loaded: LoadedBatch) -> HeteroBlock:
@@ -208,14 +277,14 @@ class HeteroCollator:
             blocks[key] = blocks[key]._replace(edge_attr=values[0])
         return block._replace(blocks=blocks)
 
-    def _add_nodes(self, data: HeteroData, name: str, node: Ids, loaded: LoadedBatch) -> None:
+    def _add_nodes(self, data: HeteroData, name: str, node: Ids, x: Mapping[str, AnyArray], y: Mapping[str, AnyArray]) -> None:
         own, store = self.types[name], data[name]
         store.num_nodes = len(node)
-        if name in (loaded.x or {}):
+        if name in x:
             assert own.gather is not None
-            store.x = own.gather.tensor(loaded.x[name])
-        if name in (loaded.y or {}):
-            store.y = torch.from_numpy(loaded.y[name])
+            store.x = own.gather.tensor(x[name])
+        if name in y:
+            store.y = torch.from_numpy(y[name])
         store.n_id = torch.from_numpy(node)
         for field_name, members in own.masks.items():
             store[field_name] = torch.from_numpy(members.contains(node))
@@ -240,39 +309,22 @@ class HeteroCollator:
     def _weight(self, key: EdgeKey, edges: EdgeSample) -> NDArray[np.float32]:
         return np.asarray(column_of(self.graphs[key], edges, "weight"), np.float32)
 
-    def nbytes(self, subgraph: HeteroSubgraph) -> int:
-        """Bytes of a batch, but for its subgraph's, from reading to the model."""
-        total = 0
-        for name, node in subgraph.node.items():
-            total += len(node) * (self.types[name].row_bytes + len(self.types[name].masks))
+    def nbytes(self, subgraph: HeteroSubgraph, typed: TypedPreAggregation | None = None) -> int:
+        """Bytes of a batch, but for its subgraph's, from reading to the model; typed: what it is pre-aggregated by."""
+        aggregated = () if typed is None else typed.types
+        total = 0 if typed is None else 4 * typed.width * typed.sizes(subgraph)[0]
+        for name, counts in subgraph.num_nodes.items():
+            nodes = sum(counts[:-1] if name in aggregated else counts)
+            total += nodes * (self.types[name].row_bytes + len(self.types[name].masks))
         for key, edges in subgraph.edges.items():
             graph, weighted = self.graphs[key], "weight" in self.columns(key)
             of_edges = sum(each.edge_bytes for each in self.edge_features.get(key, ()))
-            total += len(edges.source) * (16 + 8 * self.edge_ids + 4 * weighted + of_edges)
+            counts = subgraph.num_edges[key]
+            number = sum(counts[:-1] if key[0] in aggregated else counts)
+            total += number * (16 + 8 * self.edge_ids + 4 * weighted + of_edges)
             total += (len(edges.indptr) - 1) * (8 + 8 * bool(len(graph.self_loops)) + 8 * weighted)
         return total
 
-
-@dataclass(frozen=True)
-class HeteroBatchBytes:
-    """What a batch of several types takes from sampling to the model, and the most it may take; see `BatchBytes`."""
-
-    max_bytes: int
-    collator: HeteroCollator
-    edges_per_node: float = 1.0
-    """see `BatchBytes`: rows of edges are not read"""
-
-    def need(self, drawn: SampledBatch, drawing: int) -> int:
-        """Bytes to compare with `max_bytes`. drawing: bytes of the batches being drawn, which have room of their own."""
-        return self.nbytes(drawn)
-
-    def rows(self, drawn: SampledBatch) -> int:
-        """Feature rows that the batch wants."""
-        return sum(len(node) for name, node in drawn.subgraph.node.items() if self.collator.types[name].x is not None)
-
-    def nbytes(self, drawn: SampledBatch) -> int:
-        return drawn.subgraph.nbytes + self.collator.nbytes(drawn.subgraph)
-
-    def activation_bytes(self, drawn: SampledBatch) -> int:
-        """Bytes that the model needs beside a batch: as much again, as `BatchBytes` says."""
-        return self.nbytes(drawn)
+    def beside(self, subgraph: HeteroSubgraph) -> int:
+        """Bytes that the nodes of the batch at the model take beside their fields; see `TypeRows.beside`."""
+        return sum(len(node) * self.types[name].beside for name, node in subgraph.node.items())

@@ -27,7 +27,8 @@ from ooc.loading.arguments import (
 from ooc.loading.base import PREFETCH, BatchLoader, warn_of_prefetch
 from ooc.loading.choose_read_strategy import keeps_blocks, neighbor_strategy
 from ooc.loading.collate import BatchCollator, CollateStage, Collator, Gather, edge_features_by_type, edge_features_of, masks_of
-from ooc.loading.hetero import HeteroCollator, TypeRows
+from ooc.loading.hetero import HeteroCollator
+from ooc.loading.hetero_rows import TypeRows
 from ooc.loading.input_links import InputLinks
 from ooc.loading.ranks import share_of
 from ooc.loading.sampling import HGTSampling, Sampling, graphs_of
@@ -70,8 +71,8 @@ class SeedLoader(BatchLoader):
             raise ConfigError(
                 f"pre_aggregation must be what `ooc.models.pre_aggregation_of(model)` returns, not {pre_aggregation!r}"
             )
-        if pre_aggregation is not None and (data.is_hetero or sampling.induced):
-            raise ConfigError("pre_aggregation is for the sampled edges of a graph of one edge type: leave it out")
+        if pre_aggregation is not None and sampling.induced:
+            raise ConfigError("pre_aggregation is for sampled edges: leave it out, or subgraph_type='induced'")
         if pre_aggregation is not None and edge_features:
             raise ConfigError("pre_aggregation has the last hop's edges summed up: leave out edge_features, or pre_aggregation")
         budget = budget or plan_memory(data)
@@ -176,7 +177,9 @@ class NeighborLoader(SeedLoader):
             of an embedding table that are looked up for it. They count for the memory.
         pre_aggregation: `ooc.models.pre_aggregation_of(model)`: the loader computes the neighbor sums of the model's first
             layer, in a tenth of the memory. x is the `FirstLayerAggregates` of its destinations and no field has the last hop;
-            x stays the rows if they are not float32 vectors or `dtype` asks for another type.
+            x stays the rows if they are not float32 vectors or `dtype` asks for another type. Of several types,
+            `blocks[0].neighbor` has the mean over each edge type whose sources have features, and x is the rows of the
+            destinations; nodes without features keep all hops. The features of all types must have as many columns.
         sample_threads: That sample.
         read_threads: That gather rows in memory.
         arguments: PyG's and DataLoader's others are accepted where they change nothing, with a warning that threads do the

@@ -103,13 +103,14 @@ class FloatBuffers:
 class FinishedScan(ReadGroup):
     """A scan's batches whose aggregates are in memory.
 
-    start, own: as of `SharedScan`. neighbor: float32[rows, f], neighbors' aggregates of all its batches, one behind the other;
-    self_rows: float32[num_self_rows, f], the destinations' own rows, which batches share.
+    start, own, own_start: as of `SharedScan`. neighbor: float32[rows, f], neighbors' aggregates of all its batches, one behind
+    the other; self_rows: float32[num_self_rows, f], the destinations' own rows, which batches share.
     """
 
     batches: tuple[BatchRemainder, ...]
     start: NDArray[np.int64]
     own: NDArray[np.int32]
+    own_start: NDArray[np.int64]
     neighbor: Floats
     self_rows: Floats
 
@@ -134,13 +135,11 @@ class SharedScans(ReadStrategy):
 
     def waiting(self, drawn: SampledBatch) -> WaitingBatch:
         """What a sampled batch wants of the rows."""
-        subgraph, stages = drawn.subgraph, self.stages
-        factors, rest = stages.load.factors(drawn)
-        row = np.empty(len(subgraph.source), subgraph.node.dtype)
-        np.take(subgraph.node, subgraph.source, out=row, mode="clip")
-        target = np.repeat(np.arange(len(subgraph.indptr) - 1, dtype=np.int32), np.diff(subgraph.indptr))
-        size = self.memory.size(drawn, stages.sample.drawing_bytes(subgraph.nbytes))
-        return WaitingBatch(BatchRemainder(rest, factors.target), narrow(row), target, factors.edge, size)
+        stages = self.stages
+        wanted = stages.load.entries(drawn)
+        size = self.memory.size(drawn, stages.sample.drawing_bytes(drawn.subgraph.nbytes))
+        rest = BatchRemainder(wanted.rest, wanted.scale, wanted.num_rows)
+        return WaitingBatch(rest, narrow(wanted.row), wanted.target, wanted.edge, wanted.own, size)
 
     def plan(self, batches: Iterator[WaitingBatch], pool: int) -> Iterator[SharedScan]:
         """Scans of consecutive batches, each of as many as fit `pool` bytes, but of one at least; none left out."""
@@ -183,7 +182,7 @@ class ScanSession(ReadSession):
         self._aggregates, self._copies = FloatBuffers(2), FloatBuffers(COPIES)
         self._turn = 0
         self._returns = False
-        self._decoder = self._load.decoder
+        self._decoders = self._load.decoders
         self._buffers = Buffers(kept=PIECES, direct=True, least_bytes=1)
         self._readers = ThreadPoolExecutor(PIECES, thread_name_prefix="ooc-piece")
         self._clock, self._lock, self._lease = clock, threading.Lock(), lease
@@ -207,11 +206,11 @@ class ScanSession(ReadSession):
             self._add_all(group.only(k), neighbor[group.start[k] : group.start[k + 1]], self_rows)
 
         done, error = read_all_or_each(len(group.batches), lambda: self._add_all(group, neighbor, self_rows), read_one)
-        return FinishedScan(done, error, group.batches, group.start, group.own, neighbor, self_rows)
+        return FinishedScan(done, error, group.batches, group.start, group.own, group.own_start, neighbor, self_rows)
 
     def room_for(self, scan: SharedScan, turn: int) -> tuple[Floats, Floats]:
         """Memory for a scan's aggregates and the rows it keeps, float32[rows, f] and float32[num_self_rows, f]."""
-        both = self._aggregates.take((scan.num_rows + scan.num_self_rows, self._rows.shape[1]), turn)
+        both = self._aggregates.take((scan.num_rows + scan.num_self_rows, self._load.width), turn)
         return both[: scan.num_rows], both[scan.num_rows :]
 
     def _add_all(self, scan: SharedScan, neighbor: Floats, self_rows: Floats) -> None:
@@ -238,7 +237,8 @@ class ScanSession(ReadSession):
                 entries = slice(int(piece.first[0]), int(piece.first[-1]))
                 of_row = piece.first - piece.first[0]
                 target, edge = scan.target[entries], scan.edge[entries]
-                scatter_aggregates(values, *self._decoder, piece.row_at, of_row, target, edge, neighbor, self_rows)
+                decoder = self._decoders[piece.part]
+                scatter_aggregates(values, *decoder, piece.row_at, of_row, target, edge, neighbor, self_rows)
                 del values, read  # before the next one is submitted
         finally:
             wait([read for _, read in under_way if not read.cancel()])  # whoever closes the loader may close the rows next
@@ -246,7 +246,7 @@ class ScanSession(ReadSession):
     def _read(self, piece: ScanPiece) -> NDArray[Any]:
         """The values of a piece's extents, or of its rows one behind the other."""
         start = time.perf_counter()
-        values, nbytes = piece.read(self._rows, self._buffers)
+        values, nbytes = piece.read(self._buffers)
         with self._lock:
             self._clock.worked(self._clock.items, start, time.perf_counter(), [])
             self._clock.items += 1
@@ -256,7 +256,8 @@ class ScanSession(ReadSession):
     def collate(self, served: ServedBatch) -> tuple[int, Any]:
         scan: FinishedScan = served.group
         mine = slice(int(scan.start[served.k]), int(scan.start[served.k + 1]))
-        rest, neighbor, own = scan.batches[served.k], scan.neighbor[mine], scan.own[mine]
+        rest, neighbor = scan.batches[served.k], scan.neighbor[mine]
+        own = scan.own[int(scan.own_start[served.k]) : int(scan.own_start[served.k + 1])]
         scale_rows(neighbor, rest.scale)
         buffers = self._load.buffers
         if served.k == 0 and not buffers.pinned and len(own) and own[-1] == len(own) - 1:  # no node came twice: in its order

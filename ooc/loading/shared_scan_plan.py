@@ -1,6 +1,6 @@
 """PURE: sampled batches -> shared scans, each one pass over the rows for many batches, and the pieces it is read in."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from ooc.graph.relabel import RelabelTable
 from ooc.loading.batch_bytes import ScanSize
 from ooc.loading.collate import SampledBatch
 from ooc.runtime.buffers import Buffers
+from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.arrays.rows import AnyArray, Rows
 from ooc.stores.arrays.zarr_rows import ShardedRows
 from ooc.stores.io.read_plan import ReadPlan
@@ -28,17 +29,14 @@ _DIGIT = 12  # bits of a pass of the radix sort: two passes up to 16 M rows, its
 class BatchRemainder(NamedTuple):
     """What remains of a sampled batch beside its aggregates.
 
-    scale: float32[d], what each is multiplied by, or empty for ones.
+    scale: float32[num_rows], what each is multiplied by, or empty for ones.
     """
 
     drawn: SampledBatch
     """without its last hop"""
     scale: Floats
-
-    @property
-    def num_rows(self) -> int:
-        """Destinations of the first layer: rows of aggregates."""
-        return len(self.drawn.subgraph.node)
+    num_rows: int
+    """rows of aggregates: destinations of the first layer, of several edge types those of each"""
 
     @property
     def nbytes(self) -> int:
@@ -49,14 +47,16 @@ class BatchRemainder(NamedTuple):
 class WaitingBatch:
     """A sampled batch that waits for its aggregates.
 
-    row: int32|int64[e], the row that an edge into the first layer's destinations needs; target: int32[e], the destination;
-    edge: float32[e], what the edge counts for, or empty. size: its part of a scan's memory.
+    row: int32|int64[e], the row that an edge into the first layer's destinations needs; target: int32[e], the row of
+    aggregates; edge: float32[e], what the edge counts for, or empty; own: int32|int64[d], the destinations' own rows. size: its
+    part of a scan's memory.
     """
 
     rest: BatchRemainder
     row: NDArray[Any]
     target: NDArray[np.int32]
     edge: Floats
+    own: NDArray[Any]
     size: ScanSize
 
     @property
@@ -68,15 +68,17 @@ class WaitingBatch:
 class SharedScan:
     """Batches whose aggregates are made in one pass over the rows.
 
-    start: int64[batches + 1], batch k has the rows of aggregates start[k]:start[k + 1]; own: int32[rows of aggregates], where
-    each destination's own row is kept, of `num_self_rows` places; row: [u], ascending, the rows to read; first:
-    int32|int64[u + 1], row u is wanted by entries first[u]:first[u + 1]; target: int32 of each entry, the row of aggregates it
-    adds to, or ~ the place that keeps the row; edge: float32 of each entry, what it counts for, or empty.
+    start: int64[batches + 1], batch k has the rows of aggregates start[k]:start[k + 1]; own: int32[destinations], where each
+    destination's own row is kept, of `num_self_rows` places, batch k's at own_start[k]:own_start[k + 1]; row: [u], ascending,
+    the rows to read; first: int32|int64[u + 1], row u is wanted by entries first[u]:first[u + 1]; target: int32 of each entry,
+    the row of aggregates it adds to, or ~ the place that keeps the row; edge: float32 of each entry, what it counts for, or
+    empty.
     """
 
     batches: tuple[BatchRemainder, ...]
     start: NDArray[np.int64]
     own: NDArray[np.int32]
+    own_start: NDArray[np.int64]
     num_self_rows: int
     row: NDArray[Any]
     first: NDArray[Any]
@@ -97,8 +99,9 @@ class SharedScan:
     def only(self, k: int) -> "SharedScan":
         """A scan for batch k alone, which keeps destinations' rows in the same places."""
         base, stop = int(self.start[k]), int(self.start[k + 1])
+        own = self.own[self.own_start[k] : self.own_start[k + 1]]
         kept = np.zeros(self.num_self_rows, np.bool_)
-        kept[self.own[base:stop]] = True
+        kept[own] = True
         of_self = self.target < 0
         wanted = np.where(of_self, kept[np.where(of_self, ~self.target, 0)], (self.target >= base) & (self.target < stop))
         mine = np.flatnonzero(wanted)
@@ -106,7 +109,7 @@ class SharedScan:
         row = np.repeat(self.row, np.diff(self.first))[mine]
         edge = self.edge[mine] if len(self.edge) else self.edge
         start = np.array([0, stop - base])
-        return _scan_of(self.batches[k : k + 1], start, self.own[base:stop], self.num_self_rows, (row, target, edge), self.size)
+        return _scan_of(self.batches[k : k + 1], start, [own], self.num_self_rows, (row, target, edge), self.size)
 
 
 class ScanDraft:
@@ -126,7 +129,7 @@ class ScanDraft:
 
     def add(self, batch: WaitingBatch) -> bool:
         """Take a batch in, unless the scan is full; see `ooc.loading.read_strategy.grouped`."""
-        own = self._table.add(batch.rest.drawn.subgraph.node)
+        own = self._table.add(batch.own)
         self_rows = self._table.size * self._self_row_bytes
         size = batch.size if self._size is None else self._size.joined(batch.size, self_rows)
         if self._batches and size.nbytes > self._pool - (0 if size.batches <= FEW else self._reserved):
@@ -143,17 +146,17 @@ class ScanDraft:
         What waited is given up as it is sorted, so that at most two copies are in memory.
         """
         assert self._size is not None
-        rests, own = tuple(batch.rest for batch in self._batches), np.concatenate(self._own)
+        rests = tuple(batch.rest for batch in self._batches)
         start = np.zeros(len(rests) + 1, np.int64)
         np.cumsum([rest.num_rows for rest in rests], out=start[1:])
         parts: list[tuple[Entries, int]] = []
         for batch, mine, base, known in zip(self._batches, self._own, start.tolist(), self._self_rows, strict=False):
             parts.append(((batch.row, batch.target, batch.edge), base))
             new = mine >= known  # whose rows no batch before keeps
-            row = narrow(batch.rest.drawn.subgraph.node[new])
+            row = narrow(batch.own[new])
             parts.append(((row, ~mine[new], np.empty(0, np.float32)), 0))
         self._batches.clear()
-        return _scan_of(rests, start, own, self._self_rows[-1], _sorted(parts), self._size)
+        return _scan_of(rests, start, self._own, self._self_rows[-1], _sorted(parts), self._size)
 
 
 Entries = tuple[NDArray[Any], NDArray[np.int32], Floats]
@@ -163,17 +166,21 @@ Entries = tuple[NDArray[Any], NDArray[np.int32], Floats]
 def _scan_of(
     batches: tuple[BatchRemainder, ...],
     start: NDArray[np.int64],
-    own: NDArray[np.int32],
+    own: Sequence[NDArray[np.int32]],
     num_self_rows: int,
     entries: Entries,
     size: ScanSize,
 ) -> SharedScan:
+    """The scan of entries by ascending row; own: of each batch."""
     row, target, edge = entries
+    own_start = np.zeros(len(own) + 1, np.int64)
+    np.cumsum([len(each) for each in own], out=own_start[1:])
     distinct = _distinct(row)
     ends = np.int32 if len(row) < 2**31 else np.int64
     rows, first = np.empty(distinct, row.dtype), np.empty(distinct + 1, ends)
     _group(row, rows, first)
-    return SharedScan(batches, start, own, num_self_rows, rows, first, target, edge, size)
+    places = np.concatenate(own)
+    return SharedScan(batches, start, places, own_start, num_self_rows, rows, first, target, edge, size)
 
 
 @kernel
@@ -268,14 +275,20 @@ def _move(
 class ScanPiece:
     """A part of a scan. row_at: int64[p], where each row begins among the values read; first: int64[p + 1], its entries."""
 
+    rows: Rows
+    """that it reads from: of several node types those of one"""
+    part: int
+    """number of these"""
     row: NDArray[np.int64]
+    """int64[p]: numbers among `rows`"""
     row_at: NDArray[np.int64]
     first: NDArray[np.int64]
     plan: ReadPlan | None
     """None: rows that are not read by a plan"""
 
-    def read(self, rows: Rows, buffers: Buffers) -> tuple[AnyArray, int]:
+    def read(self, buffers: Buffers) -> tuple[AnyArray, int]:
         """(the values, bytes read from the disk); aligned memory, so that an engine may read straight into it."""
+        rows = self.rows
         if self.plan is None or not isinstance(rows, ShardedRows):
             values = buffers.empty((len(self.row), *rows.shape[1:]), rows.dtype)
             nbytes = rows.read(self.row, values)
@@ -290,18 +303,24 @@ def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def pieces(scan: SharedScan, rows: Rows, piece_bytes: int) -> Iterator[ScanPiece]:
-    """The pieces of a scan, in file order, each of about so many bytes."""
-    most = PLAN_ROWS if isinstance(rows, ShardedRows) else max(1, piece_bytes // rows.row_bytes)
-    for begin in range(0, len(scan.row), most):
-        row = scan.row[begin : begin + most].astype(np.int64)
-        first = scan.first[begin : begin + most + 1].astype(np.int64)
-        if isinstance(rows, ShardedRows):
-            yield from _planned(row, first, rows, piece_bytes)
-        else:
-            yield ScanPiece(row, np.arange(len(row)) * rows.shape[1], first, None)
+    """The pieces of a scan, in file order, each of about so many bytes; of joined rows those of one part after the other."""
+    parts = [(0, rows)] if not isinstance(rows, JoinedRows) else [(rows.begin[name], own) for name, own in rows.parts.items()]
+    ends = np.searchsorted(scan.row, [begin for begin, _ in parts[1:]])
+    for part, ((before, own), start, stop) in enumerate(zip(parts, [0, *ends], [*ends, len(scan.row)], strict=True)):
+        most = PLAN_ROWS if isinstance(own, ShardedRows) else max(1, piece_bytes // own.row_bytes)
+        for begin in range(int(start), int(stop), most):
+            end = min(begin + most, int(stop))
+            row = scan.row[begin:end].astype(np.int64) - before
+            first = scan.first[begin : end + 1].astype(np.int64)
+            if isinstance(own, ShardedRows):
+                yield from _planned(row, first, own, part, piece_bytes)
+            else:
+                yield ScanPiece(own, part, row, np.arange(len(row)) * own.shape[1], first, None)
 
 
-def _planned(row: NDArray[np.int64], first: NDArray[np.int64], rows: ShardedRows, piece_bytes: int) -> Iterator[ScanPiece]:
+def _planned(
+    row: NDArray[np.int64], first: NDArray[np.int64], rows: ShardedRows, number: int, piece_bytes: int
+) -> Iterator[ScanPiece]:
     """The pieces of rows `row` (ascending), whose entries begin at `first`: runs of whole extents."""
     plan = rows.plan(row)
     ends = np.cumsum(plan.length)
@@ -312,5 +331,5 @@ def _planned(row: NDArray[np.int64], first: NDArray[np.int64], rows: ShardedRows
         row_at = plan.row_at[a:b] - done
         extents = plan.offset[begin:stop], plan.length[begin:stop]
         part = ReadPlan(plan.row_bytes, *extents, row_at, np.arange(b - a), plan.first[begin : stop + 1] - a)
-        yield ScanPiece(row[a:b], row_at // rows.dtype.itemsize, first[a : b + 1], part)
+        yield ScanPiece(rows, number, row[a:b], row_at // rows.dtype.itemsize, first[a : b + 1], part)
         begin, done = stop, int(ends[stop - 1])

@@ -261,6 +261,25 @@ def on_disk(rows: Rows | None) -> bool:
     return rows is not None and not isinstance(rows, ArrayRows)
 
 
+class ScanEntries(NamedTuple):
+    """What a sampled batch wants of the rows, where its aggregates are made as they are read once in file order."""
+
+    rest: SampledBatch
+    """what remains of it beside the aggregates"""
+    row: AnyArray
+    """int32|int64[e]: the row that an edge into the first layer's destinations needs"""
+    target: NDArray[np.int32]
+    """int32[e]: the row of aggregates that it is added to"""
+    edge: NDArray[np.float32]
+    """float32[e]: what it counts for; empty for ones"""
+    scale: NDArray[np.float32]
+    """float32[num_rows]: what each aggregate is multiplied by; empty for ones"""
+    own: AnyArray
+    """int32|int64[d]: the rows of the destinations themselves"""
+    num_rows: int
+    """rows of aggregates"""
+
+
 @dataclass(frozen=True)
 class LoadStage:
     """Reads or takes the rows of batches, with memory of `buffers`, and counts them in `counts`."""
@@ -278,10 +297,16 @@ class LoadStage:
     edge_features: tuple[EdgeFeature, ...] = ()
 
     @property
-    def decoder(self) -> RowDecoder:
-        """How pre-aggregation reads stored rows."""
+    def decoders(self) -> tuple[RowDecoder, ...]:
+        """How pre-aggregation reads stored rows, of each part of `x`."""
         assert self.gather is not None
-        return RowDecoder.of(self.gather.encoding)
+        return (RowDecoder.of(self.gather.encoding),)
+
+    @property
+    def width(self) -> int:
+        """Columns of aggregates."""
+        assert self.x is not None
+        return self.x.shape[1]
 
     def load(self, drawn: SampledBatch) -> LoadedBatch:
         """The batch with its rows, read one batch at a time."""
@@ -336,12 +361,22 @@ class LoadStage:
         assert self.gather is not None
         factors, rest = self.factors(drawn)
         sums = self.buffers.empty((2, len(drawn.subgraph.indptr) - 1, rows.shape[1]), np.dtype(np.float32))
-        gathered(rows, self.decoder, at, drawn.subgraph, factors, sums[0], sums[1])
+        gathered(rows, self.decoders[0], at, drawn.subgraph, factors, sums[0], sums[1])
         return self.aggregated(rest, sums[0], sums[1])
 
     def aggregated(self, rest: SampledBatch, neighbor: AnyArray, self_row: AnyArray) -> LoadedBatch:
         """The batch `rest`, without its last hop, with its aggregates, float32[d, f] each."""
         return LoadedBatch(rest, FirstLayerAggregates(neighbor, self_row), self.labels_of(rest))
+
+    def entries(self, drawn: SampledBatch) -> ScanEntries:
+        """What the batch wants of a shared scan of the rows."""
+        subgraph = drawn.subgraph
+        factors, rest = self.factors(drawn)
+        row = np.empty(len(subgraph.source), subgraph.node.dtype)
+        np.take(subgraph.node, subgraph.source, out=row, mode="clip")
+        target = np.repeat(np.arange(len(subgraph.indptr) - 1, dtype=np.int32), np.diff(subgraph.indptr))
+        own = rest.subgraph.node
+        return ScanEntries(rest, row, target, factors.edge, factors.target, own, len(own))
 
     def factors(self, drawn: SampledBatch) -> tuple[Factors, SampledBatch]:
         """What neighbors count for in the first layer's aggregates, and what remains of the batch beside them."""

@@ -3,9 +3,7 @@
 A model runs on sampled blocks and on the whole graph (`full_blocks`) with the same parameters.
 """
 
-import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -14,7 +12,6 @@ from torch import Tensor, nn
 from torch_geometric.utils import index_sort
 from torch_geometric.utils.sparse import index2ptr
 
-from ooc.graph.aggregation import PreAggregation
 from ooc.graph.blocks import Block
 from ooc.models.convs import (
     BlockGATConv,
@@ -50,44 +47,6 @@ class Model(nn.Module):
         """Map x [blocks[0].num_src, in_channels] to [blocks[-1].num_dst, out_channels]; see `run_layers`."""
         out: Tensor = run_model(self, x, blocks, checkpoint, between)
         return out
-
-
-def summing_of(model: nn.Module) -> PreAggregation | None:
-    """Deprecated name of `pre_aggregation_of`."""
-    warnings.warn("ooc.models.summing_of is now pre_aggregation_of", DeprecationWarning, stacklevel=2)
-    return pre_aggregation_of(model)
-
-
-def pre_aggregation_of(model: nn.Module) -> PreAggregation | None:
-    """Return the neighbor sum of the model's first layer if a loader can compute it in advance, else None.
-
-    None for models with an encoder, attention, input dropout or their own forward, and where rows are so wide that applying the
-    linear map before the sum is cheaper (`ooc.models.convs.narrow_first`).
-
-    >>> pre_aggregation_of(build_model("sage", 128, 256, 32, num_layers=2))
-    PreAggregation(kind='mean', channels=256, more_rows=0.0)
-    """
-    layers = getattr(model, "layers", None)
-    if not layers or type(model).forward is not Model.forward or model.encoder is not None:
-        return None
-    first: Any = layers[0]
-    if type(first).forward is not Layer.forward or type(first.conv).forward not in _SUMMED or first.dropout:
-        return None
-    result: PreAggregation | None = first.conv.pre_aggregation()
-    return None if result is None else replace(result, more_rows=max(map(_more_rows, layers)))
-
-
-def _more_rows(layer: Any) -> float:
-    """Rows a step allocates per destination besides those of the convolution and `Relu` (measured)."""
-    if not isinstance(layer, Layer):
-        return 3.0  # assumed for a user-defined layer
-    own_activation = not isinstance(layer.activation, Relu | nn.Identity)
-    normed, skipped = not isinstance(layer.norm, nn.Identity), not isinstance(layer.skip, nn.Identity)
-    return 1.5 * normed + 1.0 * own_activation + 0.5 * skipped
-
-
-_SUMMED = (BlockSAGEConv.forward, BlockGCNConv.forward, BlockGINConv.forward, BlockPropagation.forward)
-"""forwards of the convolutions that accept `FirstLayerAggregates`"""
 
 
 def build_model(

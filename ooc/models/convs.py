@@ -25,7 +25,7 @@ from ooc.graph.bag_sum import bag_sum
 from ooc.graph.blocks import Block, pointers
 from ooc.models.dropout import dropout
 from ooc.models.edge_messages import relu_message_sum
-from ooc.models.memory_efficient import memory_efficient_here, sage_layer, two_products
+from ooc.models.memory_efficient import memory_efficient_here, sage_layer, sum_of_products
 from ooc.stores.errors import ConfigError
 
 GATHER_COST = 16
@@ -106,7 +106,7 @@ def narrow_first(block: Block, in_channels: int, out_channels: int) -> bool:
     return gathered > (block.num_src - block.num_dst) * in_channels * out_channels
 
 
-def _pre_aggregation(kind: Kind, in_channels: int, out_channels: int) -> PreAggregation | None:
+def pre_aggregation_for(kind: Kind, in_channels: int, out_channels: int) -> PreAggregation | None:
     """The sum to compute while loading; None if the linear map should come first, assuming one edge per source."""
     early = (in_channels - out_channels) * GATHER_COST > in_channels * out_channels
     return None if early else PreAggregation(kind, out_channels)
@@ -126,7 +126,7 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
 
     def pre_aggregation(self) -> PreAggregation | None:
         """See `ooc.models.pre_aggregation_of`."""
-        return _pre_aggregation(self.sum_kind, self.in_channels, self.out_channels)
+        return pre_aggregation_for(self.sum_kind, self.in_channels, self.out_channels)
 
     def narrowed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the neighbor and self linear maps to x [n, in_channels]; returns two [n, out_channels]."""
@@ -140,7 +140,7 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
         weights = self.lin_l.weight, self.lin_l.bias, self.lin_r.weight
         if isinstance(x, FirstLayerAggregates):
             if memory_efficient_here(x.neighbor):
-                return two_products(*x, *weights)
+                return sum_of_products(self.lin_l.bias, x.neighbor, self.lin_l.weight, x.self_row, self.lin_r.weight)
             return self.lin_l(x.neighbor) + self.lin_r(x.self_row)
         share = block.share
         if share is None:
@@ -169,7 +169,7 @@ class BlockGCNConv(GCNConv):  # type: ignore[misc]
 
     def pre_aggregation(self) -> PreAggregation | None:
         """See `ooc.models.pre_aggregation_of`; degrees counted in the block are not known in advance."""
-        return _pre_aggregation(self.sum_kind, self.in_channels, self.out_channels) if self.rescale else None
+        return pre_aggregation_for(self.sum_kind, self.in_channels, self.out_channels) if self.rescale else None
 
     def narrowed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """See `BlockSAGEConv.narrowed`; both results are the same rows."""

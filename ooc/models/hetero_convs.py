@@ -16,9 +16,11 @@ from torch_geometric.nn import HGTConv, RGCNConv
 from torch_geometric.nn.module_dict import ModuleDict
 from torch_geometric.utils import softmax
 
+from ooc.graph.aggregation import PreAggregation
 from ooc.graph.blocks import Block
 from ooc.graph.hetero import EdgeKey, HeteroBlock
-from ooc.models.convs import exact_dtype, narrow_first, weighted_sum
+from ooc.models.convs import exact_dtype, narrow_first, pre_aggregation_for, weighted_sum
+from ooc.models.memory_efficient import sum_of_products
 
 TypedRows = dict[str, Tensor]
 """node type -> its rows, [n, width of the type]"""
@@ -34,11 +36,41 @@ def neighbor_mean(x: Tensor, block: Block) -> Tensor:
     return weighted_sum(x, block, share[block.edge_index[1]])
 
 
-def mapped_mean(x: Tensor, weight: Tensor, block: Block) -> Tensor:
-    """Return `neighbor_mean` times weight.T (weight [g, f]), in the order that costs less: [num_dst, g]."""
-    if narrow_first(block, *weight.t().shape):
-        return neighbor_mean(F.linear(x, weight), block)
-    return F.linear(neighbor_mean(x, block), weight)
+class _Sums:
+    """The output of a layer that adds up linear maps of a node's own row and of the neighbors' mean over each edge type.
+
+    x: rows by node type; bias: of each node type. The map of a mean is applied before or after it, whichever costs less.
+    """
+
+    def __init__(self, x: Mapping[str, Tensor], block: HeteroBlock, bias: Mapping[str, Tensor]) -> None:
+        self._x, self._block, self._bias = x, block, bias
+        self._products: dict[str, list[Tensor]] = {name: [] for name in block.num_dst}
+        self._mapped: dict[str, list[Tensor]] = {name: [] for name in block.num_dst}
+
+    def add_own(self, name: str, weight: Tensor) -> None:
+        """Add the own rows of a node type's destinations, times weight.T."""
+        self._products[name] += [self._x[name][: self._block.num_dst[name]], weight]
+
+    def add_mean(self, key: EdgeKey, weight: Tensor) -> None:
+        """Add `neighbor_mean` over an edge type, times weight.T, out of the means in the block if the loader computed them."""
+        block, neighbor = self._block.blocks[key], self._block.neighbor
+        if neighbor is not None and key in neighbor:
+            self._products[key[2]] += [neighbor[key].to(weight.dtype), weight]
+        elif narrow_first(block, *weight.t().shape):
+            self._mapped[key[2]].append(neighbor_mean(F.linear(self._x[key[0]], weight), block))
+        else:
+            self._products[key[2]] += [neighbor_mean(self._x[key[0]], block), weight]
+
+    def rows(self) -> TypedRows:
+        """The destinations' rows of each node type."""
+        out = {name: sum_of_products(self._bias[name], *pairs) for name, pairs in self._products.items()}
+        return {name: sum(self._mapped[name], start=rows) for name, rows in out.items()}
+
+
+def mean_first(widths: Mapping[str, int], out_channels: int) -> PreAggregation | None:
+    """The means that a loader can compute for a layer from rows of these widths, by node type; see `ooc.models.convs`."""
+    found = [pre_aggregation_for("mean", width, out_channels) for width in widths.values()]
+    return found[0] if all(found) else None
 
 
 class RSAGEConv(nn.Module):
@@ -60,15 +92,21 @@ class RSAGEConv(nn.Module):
     def __init__(self, in_channels: Mapping[str, int], out_channels: int, metadata: Metadata) -> None:
         super().__init__()
         node_types, edge_types = metadata
-        self.out_channels = out_channels
+        self.in_channels, self.out_channels = dict(in_channels), out_channels
         self.neighbor = ModuleDict({key: nn.Linear(in_channels[key[0]], out_channels, bias=False) for key in edge_types})
         self.self_row = ModuleDict({name: nn.Linear(in_channels[name], out_channels) for name in node_types})
 
+    def pre_aggregation(self) -> PreAggregation | None:
+        """See `ooc.models.pre_aggregation_of`."""
+        return mean_first(self.in_channels, self.out_channels)
+
     def forward(self, x: Mapping[str, Tensor], block: HeteroBlock) -> TypedRows:
-        out: TypedRows = {name: self.self_row[name](x[name][:count]) for name, count in block.num_dst.items()}
-        for key, each in block.blocks.items():
-            out[key[2]] = out[key[2]] + mapped_mean(x[key[0]], self.neighbor[key].weight, each)
-        return out
+        sums = _Sums(x, block, {name: self.self_row[name].bias for name in block.num_dst})
+        for name in block.num_dst:
+            sums.add_own(name, self.self_row[name].weight)
+        for key in block.blocks:
+            sums.add_mean(key, self.neighbor[key].weight)
+        return sums.rows()
 
 
 class BlockRGCNConv(RGCNConv):  # type: ignore[misc]
@@ -86,6 +124,10 @@ class BlockRGCNConv(RGCNConv):  # type: ignore[misc]
         super().__init__(in_channels, out_channels, len(edge_types), num_bases)
         self.edge_types = list(edge_types)
 
+    def pre_aggregation(self) -> PreAggregation | None:
+        """See `ooc.models.pre_aggregation_of`."""
+        return mean_first({"": self.in_channels}, self.out_channels)
+
     def weights(self) -> Tensor:
         """Return the matrix of every edge type, [edge types, in_channels, out_channels]."""
         if self.num_bases is None:
@@ -95,11 +137,14 @@ class BlockRGCNConv(RGCNConv):  # type: ignore[misc]
         return (self.comp @ self.weight.view(self.num_bases, -1)).view(shape)
 
     def forward(self, x: Mapping[str, Tensor], block: HeteroBlock) -> TypedRows:
-        out: TypedRows = {name: x[name][:count] @ self.root + self.bias for name, count in block.num_dst.items()}
+        bias: Any = self.bias
+        sums = _Sums(x, block, dict.fromkeys(block.num_dst, bias))
+        for name in block.num_dst:
+            sums.add_own(name, self.root.t())
         for key, weight in zip(self.edge_types, self.weights().unbind(), strict=True):
-            if (each := block.blocks.get(key)) is not None:
-                out[key[2]] = out[key[2]] + mapped_mean(x[key[0]], weight.t(), each)
-        return out
+            if key in block.blocks:
+                sums.add_mean(key, weight.t())
+        return sums.rows()
 
 
 class BlockHGTConv(HGTConv):  # type: ignore[misc]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -18,33 +19,33 @@ from ooc.graph.blocks import pointers
 from ooc.stores.jit import kernel
 
 
-class _TwoProducts(torch.autograd.Function):
-    """neighbor @ weight_neighbor.T + bias + self_row @ weight_self.T, in one output and without temporaries."""
+class _Products(torch.autograd.Function):
+    """bias + the sum of rows @ weight.T, in one output and without temporaries. pairs: rows, weight, rows, weight, ..."""
 
     @staticmethod
-    def forward(
-        ctx: Any, neighbor: Tensor, self_row: Tensor, weight_neighbor: Tensor, bias: Tensor, weight_self: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(neighbor, self_row, weight_neighbor, weight_self)
-        return torch.addmm(bias, neighbor, weight_neighbor.t()).addmm_(self_row, weight_self.t())
+    def forward(ctx: Any, bias: Tensor, *pairs: Tensor) -> Tensor:
+        ctx.save_for_backward(*pairs)
+        out = torch.addmm(bias, pairs[0], pairs[1].t())
+        for rows, weight in zip(pairs[2::2], pairs[3::2], strict=True):
+            out.addmm_(rows, weight.t())
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        neighbor, self_row, weight_neighbor, weight_self = ctx.saved_tensors
-        needed = ctx.needs_input_grad
-        return (
-            grad @ weight_neighbor if needed[0] else None,
-            grad @ weight_self if needed[1] else None,
-            grad.t() @ neighbor,
-            grad.sum(0),
-            grad.t() @ self_row,
-        )
+        pairs, needed = ctx.saved_tensors, ctx.needs_input_grad
+        found: list[Tensor | None] = [grad.sum(0)]
+        for i in range(0, len(pairs), 2):
+            found.append(grad @ pairs[i + 1] if needed[1 + i] else None)
+            found.append(grad.t() @ pairs[i] if needed[2 + i] else None)
+        return tuple(found)
 
 
-def two_products(neighbor: Tensor, self_row: Tensor, weight_neighbor: Tensor, bias: Tensor, weight_self: Tensor) -> Tensor:
-    """Add two linear maps of neighbor [d, f] and self_row [d, f] (weights [g, f], one bias [g]): [d, g]."""
-    out: Tensor = _TwoProducts.apply(neighbor, self_row, weight_neighbor, bias, weight_self)  # type: ignore[no-untyped-call]
+def sum_of_products(bias: Tensor, *pairs: Tensor) -> Tensor:
+    """Add linear maps of several rows: bias [g], then rows [d, f] and weight [g, f] in turn, widths f may differ: [d, g]."""
+    if not memory_efficient_here(pairs[0]):
+        return sum(map(F.linear, pairs[2::2], pairs[3::2]), start=F.linear(pairs[0], pairs[1], bias))
+    out: Tensor = _Products.apply(bias, *pairs)  # type: ignore[no-untyped-call]
     return out
 
 

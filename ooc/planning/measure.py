@@ -259,7 +259,7 @@ def try_scan(
             maker.make(made, islice(maker.pieces(), PIECES + 1))  # loads the kernels
             end = time.perf_counter() + seconds
             alone = maker.make(served, takewhile(lambda _: time.perf_counter() < end, maker.pieces()))
-            finished = FinishedScan(len(scan.batches), None, scan.batches, scan.start, scan.own, *served)
+            finished = FinishedScan(len(scan.batches), None, scan.batches, scan.start, scan.own, scan.own_start, *served)
             with _pipeline(maker.session, finished, steps) as pipeline:
                 found = _beside(pipeline, maker, made, step, base, alone, seconds)
     finally:

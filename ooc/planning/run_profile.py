@@ -207,8 +207,9 @@ class ScanModel(ReadModel):
 
     def load(self, load: LoadStage, drawn: SampledBatch, rows: TrialRows) -> LoadedBatch:
         """With zeros for its aggregates."""
-        _, rest = load.factors(drawn)
-        return load.aggregated(rest, *np.zeros((2, len(rest.subgraph.node), self.strategy.memory.batch.channels), np.float32))
+        wanted = load.entries(drawn)
+        neighbor, self_rows = (np.zeros((rows, load.width), np.float32) for rows in (wanted.num_rows, len(wanted.own)))
+        return load.aggregated(wanted.rest, neighbor, self_rows)
 
 
 def model_of(strategy: ReadStrategy, pool: int) -> ReadModel:

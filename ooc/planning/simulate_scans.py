@@ -120,7 +120,7 @@ def simulate_scans(
     def prepared() -> Iterator[WaitingBatch]:
         for batch in drawn:
             one = strategy.waiting(batch)
-            asked.append((len(batch.subgraph.node), one.nbytes))
+            asked.append((memory.rows(batch), one.nbytes))
             yield one
 
     loads, cost, most = [], cost_of(rows), 1.0

@@ -309,7 +309,7 @@ def plan_memory(dataset: Dataset, model: int = 0, columns: Collection[str] | Non
     nodes = [dataset.nodes(name) for name in dataset.node_types]
     topology = TopologyBytes(
         sum(graph.indptr.nbytes for graph in graphs),
-        sum(graph.mapped_bytes(columns) for graph in graphs),
+        sum(graph.mapped_bytes(None if columns is None else set(columns) & graph.columns.keys()) for graph in graphs),
         sum(graph.sampled_bytes() for graph in graphs),
     )
     labels = sum(each.labels.nbytes for each in nodes if each.labels is not None)

@@ -16,7 +16,7 @@ from ooc.config.fan_outs import ALL_OTHERS
 from ooc.config.nodes import TrainConfig
 from ooc.graph.blocks import Subgraph
 from ooc.history.embedding_tables import FOLDER as TABLES
-from ooc.history.embedding_tables import EmbeddingTables, bytes_per_node, table_row_bytes
+from ooc.history.embedding_tables import EmbeddingTables, bytes_per_node, shares_of_tables, table_row_bytes
 from ooc.history.history import Growth
 from ooc.layerwise.full_neighbor_pass import full_hops
 from ooc.layerwise.layerwise_pass import LayerwisePass
@@ -27,11 +27,12 @@ from ooc.loading.arguments import weight_column_of
 from ooc.loading.base import AHEAD, BatchLoader
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.ranks import WHOLE
+from ooc.loading.sampling import graphs_of
 from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
 from ooc.metrics.losses import LabelLoss
-from ooc.models.builders import pre_aggregation_of
 from ooc.models.compile import compile_model, many_variants
 from ooc.models.layers import autocast, evaluating
+from ooc.models.pre_aggregation import pre_aggregation_of
 from ooc.models.user_models import edge_features_for, forward_batch
 from ooc.planning.choose_mode import ModeTraits
 from ooc.planning.run_plan import Plan, RunFacts, Upkeep, plan
@@ -132,12 +133,12 @@ class BatchMode(NodeMode):
         if keeps is not None:
             keep_large_blocks(keeps)  # a profile of the run has no epoch that begins
 
-    def _columns(self) -> set[str] | None:
-        """The graph's columns that batches look up: the weights, and what edges are drawn by; None for those of all graphs."""
-        if self.dataset.is_hetero:
-            return None
-        drawn_by = weight_column_of(self.dataset.graph, self.config.weight_attr)
-        return {name for name in ("weight", drawn_by) if name is not None and name in self.dataset.graph.columns}
+    def _columns(self) -> set[str]:
+        """The graphs' columns that batches look up: the weights, and what edges are drawn by."""
+        graphs = graphs_of(self.dataset)
+        drawn_by = weight_column_of(graphs, self.config.weight_attr)
+        there = {name for graph in graphs.values() for name in graph.columns}
+        return {name for name in ("weight", drawn_by) if name is not None and name in there}
 
     def _make_loader(self) -> BatchLoader:
         raise NotImplementedError
@@ -423,7 +424,8 @@ class BatchMode(NodeMode):
         """What is known of histories or embedding tables before there are any."""
         shapes, cost = self.table_shapes, cost_of(self.loader.strategy.stages.load.x)
         rows = {name: (count, table_row_bytes(width, self.config.optimizer)) for name, (count, width) in shapes.items()}
-        return [table_shape(name, *own, self.budget.history // len(rows), AHEAD, cost) for name, own in rows.items()]
+        rooms = shares_of_tables(shapes, self.budget.history)
+        return [table_shape(name, *own, rooms[name], AHEAD, cost) for name, own in rows.items()]
 
     def upkeep(self, steps: int, asked: float) -> Upkeep:
         """What a run of so many steps does besides batches. asked: nodes of a batch."""

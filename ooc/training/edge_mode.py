@@ -14,8 +14,8 @@ from ooc.loading.base import BatchLoader
 from ooc.loading.link_neighbor_loader import LinkNeighborLoader
 from ooc.metrics.losses import LabelLoss
 from ooc.metrics.tasks import LabelTask
-from ooc.models.builders import pre_aggregation_of
 from ooc.models.edge_decoders import MLPDecoder
+from ooc.models.pre_aggregation import pre_aggregation_of
 from ooc.models.user_models import edge_features_for, forward_batch
 from ooc.runtime.keyed_random import Purpose
 from ooc.runtime.keyed_random import key as seed_of

@@ -25,9 +25,10 @@ from ooc.loading.batch_bytes import ScanBytes
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.shared_scan import SharedScans
 from ooc.loading.shared_scan_plan import ScanDraft
-from ooc.models.builders import Model, build_model, pre_aggregation_of
+from ooc.models.builders import Model, build_model
 from ooc.models.convs import BlockSAGEConv
 from ooc.models.layers import Layer
+from ooc.models.pre_aggregation import pre_aggregation_of
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import divide
 from ooc.sampling import NeighborSampler
@@ -275,7 +276,7 @@ def scattered(strategy: Any, drawn: list[Any], cuts: list[int]) -> list[tuple[np
         first, stop = int(scan.first[a]), int(scan.first[b])
         at, of_row = np.arange(b - a) * F, scan.first[a : b + 1].astype(np.int64) - first
         target, edge = scan.target[first:stop], scan.edge[first:stop]
-        scatter_aggregates(values, *load.decoder, at, of_row, target, edge, neighbor, self_rows)
+        scatter_aggregates(values, *load.decoders[0], at, of_row, target, edge, neighbor, self_rows)
     for batch, begin, stop in zip(scan.batches, scan.start[:-1], scan.start[1:], strict=True):
         scale_rows(neighbor[begin:stop], batch.scale)
     return [(neighbor[a:b], self_rows[scan.own[a:b]]) for a, b in zip(scan.start[:-1], scan.start[1:], strict=True)]

@@ -21,7 +21,7 @@ from ooc.loading.neighbor_loader import HGTLoader, NeighborLoader
 from ooc.loading.superbatch import Superbatches
 from ooc.loading.superbatch_plan import SuperbatchPlanner
 from ooc.runtime.keyed_random import Cursor
-from ooc.runtime.memory_plan import divide
+from ooc.runtime.memory_plan import SHARES, divide
 from ooc.sampling import HeteroNeighborSampler
 from ooc.stores.build import write_hetero_store, write_store
 from ooc.stores.dataset import Dataset
@@ -235,7 +235,7 @@ def test_what_a_node_takes_beside_its_fields_counts_for_the_memory(ds: Dataset) 
     given: dict[str, Any] = {"num_neighbors": [-1, -1], "input_nodes": "paper", "batch_size": 300}
     whole = list(NeighborLoader(ds, **given, budget=budget(500_000), split_seeds=True))
     assert len(whole) == 1
-    many = {"topic": 500_000 // whole[0]["topic"].num_nodes}
+    many = {"topic": SHARES * 500_000 // whole[0]["topic"].num_nodes}  # one of the batches alive has it
     with pytest.raises(BudgetError, match="so the batch may need"):
         list(NeighborLoader(ds, **given, budget=budget(500_000), beside=many))
     assert len(list(NeighborLoader(ds, **given, budget=budget(500_000), beside={"topic": 100}))) == 1

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.models.builders import build_model, pre_aggregation_of
+from ooc.models.builders import build_model
+from ooc.models.pre_aggregation import pre_aggregation_of
 from ooc.stores.build import write_store
 from ooc.stores.dataset import Dataset
 from ooc.stores.graph import Graph

@@ -69,7 +69,8 @@ def drawn_at_random(rng: Any, size: int, top: int, weighed: bool) -> WaitingBatc
     edge = rng.random(size if weighed else 0).astype(np.float32)
     node = rng.choice(min(top, 50), d, replace=False).astype(np.int64)
     drawn: Any = type("Drawn", (), {"subgraph": type("Nodes", (), {"node": node})})
-    return WaitingBatch(BatchRemainder(drawn, np.ones(d, np.float32)), row, target, edge, ScanSize(d, 3 * d, size + d, size, 1))
+    rest, share = BatchRemainder(drawn, np.ones(d, np.float32), d), ScanSize(d, 3 * d, size + d, size, 1)
+    return WaitingBatch(rest, row, target, edge, node, share)
 
 
 def sweep_of(batches: list[WaitingBatch], self_row_bytes: int = 3) -> SharedScan:
@@ -139,7 +140,7 @@ def test_pieces_hold_every_row_once_in_order(
         assert 20 < len(scan.row) < N
         done: list[int] = []
         for piece in pieces(scan, rows, piece_bytes):
-            found, nbytes = piece.read(rows, Buffers(1))
+            found, nbytes = piece.read(Buffers(1))
             assert nbytes > 0
             assert (piece.plan is None) == (source in ("lmdb", "foreign"))
             for row, at in zip(piece.row, piece.row_at, strict=True):

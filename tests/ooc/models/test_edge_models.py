@@ -16,9 +16,10 @@ from torch_geometric.utils import degree
 import ooc
 from ooc.config.nodes import FullConfig
 from ooc.models import edge_messages
-from ooc.models.builders import build_model, full_blocks, pre_aggregation_of
+from ooc.models.builders import build_model, full_blocks
 from ooc.models.convs import BlockGINEConv
 from ooc.models.edge_messages import relu_message_sum
+from ooc.models.pre_aggregation import pre_aggregation_of
 from ooc.models.receptive_field import hops_on
 from ooc.models.user_models import edge_features_for, forward_batch, takes_edge_attr
 from ooc.runtime.keyed_random import Purpose, key

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from ooc.graph.blocks import Block
 from ooc.models.builders import full_blocks
-from ooc.models.memory_efficient import Relu, sage_layer, two_products
+from ooc.models.layers import autocast
+from ooc.models.memory_efficient import Relu, sage_layer, sum_of_products
 
 N, E, WIDE, OUT = 40, 300, 7, 5
 
@@ -37,14 +38,17 @@ def same(own: list[Tensor | None], wanted: list[Tensor | None]) -> bool:
 
 
 @pytest.mark.parametrize("x_wanted", [True, False])
-def test_two_products_are_two_linear_maps_added(x_wanted: bool) -> None:
-    neighbor, self_row = leaf(N, WIDE, wanted=x_wanted), leaf(N, WIDE, wanted=x_wanted)
-    weights = leaf(OUT, WIDE), leaf(OUT), leaf(OUT, WIDE)
-    leaves = [neighbor, self_row, *weights]
-    own, wanted = (
-        two_products(neighbor, self_row, *weights),
-        F.linear(neighbor, weights[0], weights[1]) + F.linear(self_row, weights[2]),
-    )
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_products_are_linear_maps_added(x_wanted: bool, precision: str) -> None:
+    dtype, widths = (torch.float64 if precision == "fp32" else torch.float32), (WIDE, WIDE, 1)
+    rows, weights = [leaf(N, width, wanted=x_wanted) for width in widths], [leaf(OUT, width) for width in widths]
+    leaves = [each.detach().to(dtype).requires_grad_(each.requires_grad) for each in (leaf(OUT), *rows, *weights)]
+    bias, *others = leaves
+    pairs = [each for pair in zip(others[:3], others[3:], strict=True) for each in pair]
+    with autocast(torch.device("cpu"), precision):
+        own = sum_of_products(bias, *pairs)
+        wanted = sum((F.linear(*pairs[i : i + 2]) for i in (2, 4)), start=F.linear(pairs[0], pairs[1], bias))
+    assert own.dtype == wanted.dtype
     assert torch.allclose(own, wanted)
     assert same(gradients(own, leaves), gradients(wanted, leaves))
 

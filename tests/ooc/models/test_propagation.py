@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch_geometric.nn import APPNP, GCN2Conv, SGConv
 
 from ooc.graph.aggregation import FirstLayerAggregates, PreAggregation
-from ooc.models.builders import Model, build_model, full_blocks, pre_aggregation_of
+from ooc.models.builders import Model, build_model, full_blocks
 from ooc.models.convs import BlockGCN2Conv, BlockPropagation
 from ooc.models.layers import run_layers, run_model
+from ooc.models.pre_aggregation import pre_aggregation_of
 from ooc.models.user_models import forward_batch
 from ooc.stores.errors import ConfigError
 from tests.ooc.graphs import hub_graph, sample

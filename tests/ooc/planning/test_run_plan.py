@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from ooc.loading import choose_read_strategy as choose_strategy
 from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.models.builders import build_model, pre_aggregation_of
+from ooc.models.builders import build_model
+from ooc.models.pre_aggregation import pre_aggregation_of
 from ooc.planning.measure import batches_of, lengths_of
 from ooc.planning.run_plan import RunFacts, advise, plan
 from ooc.planning.run_profile import RunProfile, model_of

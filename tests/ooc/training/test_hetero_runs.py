@@ -155,7 +155,7 @@ def test_rows_of_tables_count_for_the_memory_of_batches(store: Path, tmp_path: P
             for loader in (mode.loader, mode.evaluators["val"]):
                 sample = loader.strategy.stages.sample
                 drawn = sample.sample(Cursor(0, 0))
-                found.append((sample.limit.nbytes(drawn), 4 * 8 * len(drawn.subgraph.node["author"])))
+                found.append((sample.limit.activation_bytes(drawn), 4 * 8 * len(drawn.subgraph.node["author"])))
     for (sgd, row), (adam, _), (several, _) in (found[::2], found[1::2]):
         assert row
         assert (adam - sgd, several - adam) == (6 * row, 10 * row)
