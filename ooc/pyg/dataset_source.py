@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch_geometric.data import Data, HeteroData, TemporalData
+from torch_geometric.data import Batch, Data, HeteroData, TemporalData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
@@ -54,6 +54,10 @@ def ingest_data(data: Any, name: str, spec: IngestSpec, progress: Progress | Non
     """
     data = single(data)
     if is_hetero(data):
+        if isinstance(data, Batch):
+            raise InputError(
+                f"{name} is a batch of HeteroData: many graphs have one type of nodes and edges; give one HeteroData"
+            )
         typed, left_out, hetero = hetero_arrays_of(data, spec)
         result = build(hetero, progress, typed)
     else:

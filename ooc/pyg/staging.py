@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc.stores.errors import InputError
+from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.ingest.arrays import save_arrays
 from ooc.stores.ingest.spec import BY_EDGE_TYPE, BY_NODE_TYPE
 from ooc.stores.ingest.typed_spec import is_typed
@@ -43,8 +43,10 @@ def staged(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _by_type(name: str, value: Any, folder: Folder) -> Any:
-    """The setting of an argument given by type; texts say their types themselves."""
+    """The setting of an argument given by type; texts say their types themselves, others raise ConfigError without one."""
     if not isinstance(value, Mapping):
+        if hasattr(value, "shape"):
+            raise ConfigError(f"`{name}` is a {type(value).__name__}: say of which type, in a mapping by type as `edges` is")
         return value
     found = {}
     for number, (key, each) in enumerate(value.items()):

@@ -45,7 +45,9 @@ def gather_typed(
         return _from_edge_arrays(paths, shown, spec.time, spec.weight, stage)
     inputs = Inputs(Table((), {}, text=False))
     if "num_nodes" in paths:
-        inputs.num_nodes = _count(open_array(Path(paths["num_nodes"])), f"{shown}[num_nodes]")
+        inputs.num_nodes = _count(
+            open_array(Path(paths["num_nodes"])), f"{shown}[num_nodes]", "the type: leave out one without any"
+        )
     return _with_arrays(inputs, paths, shown)
 
 
@@ -255,12 +257,12 @@ def _from_graphbolt(folder: Path, duck: Duck, stage: Path, progress: Progress) -
     return _with_arrays(inputs, paths, str(folder))
 
 
-def _count(array: NDArray[Any], shown: str) -> int:
-    """The one number of an array. Raises InputError if it is none, or there are several."""
+def _count(array: NDArray[Any], shown: str, of: str = "the one graph") -> int:
+    """The one number of an array, of the nodes of something. Raises InputError if it is none, or there are several."""
     values = array.reshape(-1)
     if len(values) != 1 or values.dtype.kind not in "iuf" or not 1 <= values[0] < np.inf or values[0] != np.floor(values[0]):
         held = values[:3].tolist() if values.dtype.kind in "iufb" else str(values.dtype)
-        raise InputError(f"{shown} holds {held}: it must be one whole number, at least 1, the nodes of the one graph")
+        raise InputError(f"{shown} holds {held}: it must be one whole number, at least 1, the nodes of {of}")
     return int(values[0])
 
 

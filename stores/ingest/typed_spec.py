@@ -156,6 +156,8 @@ def spec_of(given: Mapping[str, Any], parse: Parse = lambda model, values: model
         if name in given:
             raise ConfigError(f"`{name}` is for graphs of one type of nodes and edges: leave it out")
     edges = list(_keyed("edges", given["edges"], True))
+    if not edges:
+        raise ConfigError("`edges` names no edge type: give one at least")
     types = _node_types(given, edges)
     of_nodes = _fields(given, types, BY_NODE_TYPE, _OF_NODES, False)
     of_edges = _fields(given, edges, BY_EDGE_TYPE, _OF_EDGES, True)
@@ -217,6 +219,9 @@ def _tasks(value: Any, of_edges: bool) -> Any:
 def _settle(given: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]], edges: Mapping[EdgeKey, dict[str, Any]]) -> None:
     """Put the fields of all types where they mean something. Raises ConfigError if that is nowhere."""
     own = _keyed("id", given.get("id"), False)
+    for key, fields in edges.items():
+        if fields["edges"] is None:
+            raise ConfigError(f"`edges` of {show_edge_type(key)} is None: give files, an array or a table")
     for name, fields in nodes.items():
         if fields.get("nodes") is None and name not in own:
             fields.pop("id", None)  # that of all types: without a table there is no column of ids
@@ -261,7 +266,7 @@ def _keyed(name: str, value: Any, of_edges: bool) -> dict[Any, Any]:
         pairs = [_split(name, each, of_edges) for each in texts]
     found: dict[Any, Any] = {}
     for key, each in pairs:
-        key = _key(key) if of_edges and key is not None else key
+        key = None if key is None else _key(name, key, of_edges)
         if name in _LISTS:
             found.setdefault(key, []).extend([each] if isinstance(each, str) else each)
         elif key in found:
@@ -287,8 +292,13 @@ def _split(name: str, text: Any, of_edges: bool) -> tuple[str | None, Any]:
     raise ConfigError(f"`{name}={str(text)!r}`: say of which {('node', 'edge')[of_edges]} type, as in {example}={text}")
 
 
-def _key(key: Any) -> EdgeKey:
-    return parse_edge_type(":".join(key) if isinstance(key, tuple | list) else key)
+def _key(name: str, key: Any, of_edges: bool) -> Any:
+    """A type as it is known by. Raises InputError for what cannot be one."""
+    parts = list(key) if of_edges and isinstance(key, tuple | list) else [key]
+    if not all(isinstance(part, str) for part in parts):
+        what = "edge type is (source, name, target)" if of_edges else "node type is its name"
+        raise InputError(f"`{name}` of type {key!r}: {'an' if of_edges else 'a'} {what}, in text")
+    return parse_edge_type(":".join(parts)) if of_edges else key
 
 
 def _shown(key: Any) -> str:

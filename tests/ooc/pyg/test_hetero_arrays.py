@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import torch_geometric.transforms as T
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data import Dataset as Dataset_of_PyG
 
 import ooc
@@ -45,6 +45,13 @@ def bipartite() -> HeteroData:
     """Nodes and edges without labels and times."""
     data = HeteroData(user={"num_nodes": 3}, item={"num_nodes": 4})
     data["user", "buys", "item"].edge_index = torch.tensor([[0, 1, 2, 2], [3, 2, 1, 0]])
+    return data
+
+
+def empty_type() -> HeteroData:
+    """The same, and a type without nodes."""
+    data = bipartite()
+    data["shop"].num_nodes = 0
     return data
 
 
@@ -180,6 +187,18 @@ def test_reverse_is_pygs_to_undirected_without_merging(tmp_path: Path) -> None:
         (bipartite(), {"split_index": 0}, ConfigError, "`split_index` chooses among the splits of masks, and there are none"),
         (bipartite(), {"time_unit": "ms"}, ConfigError, "`time_unit` .* no edges have `time`"),
         (HeteroData(paper={"x": torch.ones(3, 1)}), {}, InputError, "no edge types"),
+        (
+            empty_type(),
+            {},
+            InputError,
+            r"data\['shop'\]\[num_nodes\] holds \[0\]: .* at least 1, the nodes of the type: leave out",
+        ),
+        (
+            Batch.from_data_list([bipartite(), bipartite()]),
+            {},
+            InputError,
+            "data is a batch of HeteroData: many graphs have one",
+        ),
         (Data(edge_index=torch.zeros(2, 3, dtype=torch.long), num_nodes=4), {"reverse": True}, ConfigError, "edges have none"),
     ],
 )
@@ -224,6 +243,27 @@ class OnlyItem(Dataset_of_PyG):  # type: ignore[misc]
 def test_a_data_set_of_one_graph_is_that_graph(tmp_path: Path) -> None:
     with ooc.from_data(OnlyItem(), tmp_path / "s.ooc") as ds:
         assert ds.num_nodes == 42
+
+
+BUYS = ("user", "buys", "item")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"edges": {1: None}}, "`edges` of type 1: an edge type is .source, name, target., in text"),
+        ({"edges": {(1, 2, 3): None}}, "`edges` of type .1, 2, 3.: an edge type is"),
+        ({"nodes": {1: None}}, "`nodes` of type 1: a node type is its name, in text"),
+        ({"edges": {BUYS: None}}, "`edges` of user:buys:item is None: give files, an array or a table"),
+        ({"edges": {}}, "`edges` names no edge type"),
+        ({"labels": np.arange(30)}, "`labels` is a ndarray: say of which type, in a mapping by type as `edges` is"),
+        ({"nodes": pd.DataFrame({"id": [0, 1]})}, "`nodes` is a DataFrame: say of which type"),
+    ],
+)
+def test_values_that_are_of_no_type(tmp_path: Path, given: Any, words: str) -> None:
+    with pytest.raises((ConfigError, InputError), match=words):
+        ooc.ingest(tmp_path / "s.ooc", **{"edges": {BUYS: np.array([[0, 1], [1, 0]])}, **given})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_frames_and_arrays_by_type(tmp_path: Path) -> None:
