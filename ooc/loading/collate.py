@@ -33,7 +33,8 @@ from ooc.stores.node_set import NodeSet
 _FIELDS = {
     *("x", "y", "edge_index", "edge_weight", "n_id", "e_id", "num_nodes", "num_sampled_nodes", "num_sampled_edges", "input_id"),
     *("batch_size", "blocks", "node_norm", "edge_norm", "input_mask"),
-    *("edge_label_index", "edge_label", "edge_label_time", "seed_time", "src_index", "dst_pos_index", "dst_neg_index"),
+    *("edge_label_index", "edge_label", "edge_label_time", "edge_label_attr"),
+    *("seed_time", "src_index", "dst_pos_index", "dst_neg_index"),
 }
 """names of a batch's other fields"""
 _AS_STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}

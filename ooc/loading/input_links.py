@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch_geometric.sampler import NegativeSampling
 
+from ooc.graph.blocks import EDGE_ATTR
 from ooc.graph.hetero import EdgeKey
 from ooc.loading.link_type import LinkType
 from ooc.loading.stored_edge_split import StoredEdgeSplit
@@ -18,7 +19,7 @@ from ooc.sampling.disjoint_neighbor import Times
 from ooc.sampling.edge_split import PARTS, EdgeSplit, HeldOut
 from ooc.sampling.links import AnySeeds, ByTime, EdgeLookup, LinkNegatives, Links, seeds_of_links, typed_seeds
 from ooc.stores.arrays.members import Members
-from ooc.stores.arrays.rows import AnyArray, Ids
+from ooc.stores.arrays.rows import AnyArray, Ids, Rows
 from ooc.stores.edge_set import EdgeSet
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.node_set import NodeSet
@@ -34,7 +35,8 @@ class InputLinks:
     pair: int64[2, k], None for edges; slots: which edges, None for all; part: of a split, what they are called. label: [k, ...]
     of the links, of edges by edge id. number: PyG's `input_id` of a position, None for the position itself. leave_out: whether
     links of a batch carry no messages; split: whose validation and test edges never do. disjoint: whether each link has a tree
-    of its own; time, slot_time: until when that reaches, by position or else by slot, None without times.
+    of its own; time, slot_time: until when that reaches, by position or else by slot, None without times. attr: of
+    edges by edge id, that batches have of their links.
     """
 
     edges: EdgeLookup
@@ -50,6 +52,7 @@ class InputLinks:
     disjoint: bool = False
     time: AnyArray | None = None
     slot_time: AnyArray | None = None
+    attr: Rows | None = None
 
     def __len__(self) -> int:
         if self.pair is not None:
@@ -129,6 +132,10 @@ class InputLinks:
         ends = [np.concatenate(each) for each in ((links.src, links.negative_src), (links.dst, links.negative_dst))]
         edge.edge_label_index = torch.from_numpy(np.stack(ends))
         edge.edge_label = self.labels(position, len(links.negative_src))  # None is no field of a Data
+        if self.attr is not None:
+            attr = np.empty((len(position), *self.attr.shape[1:]), self.attr.dtype)
+            self.attr.read(self.index(position), attr)
+            edge.edge_label_attr = torch.from_numpy(attr)
         if time is not None:
             edge.edge_label_time = torch.from_numpy(np.resize(time, edge.edge_label_index.shape[1]))
 
@@ -304,6 +311,15 @@ def pairs_of(of: LinkType, edge_label_index: Any) -> Ids | None:
             f"link {at} of edge_label_index, from {pair[0, at]} to {pair[1, at]}, is out of range: the store has {have}"
         )
     return pair
+
+
+def attr_for(of: EdgeSet, wanted: bool, pair: Ids | None, negatives: LinkNegatives | None) -> Rows | None:
+    """The feature `edge_attr` of the edges that are links, where it is `wanted`. Raises ConfigError where links have none."""
+    if not wanted:
+        return None
+    if pair is not None or negatives is not None:
+        raise ConfigError("edge_label_attr is of edges of the graph alone: leave it out, or links given and negatives")
+    return of.features(EDGE_ATTR)
 
 
 def labels_for(edges: EdgeSet, edge_label: Any, count: int, negatives: LinkNegatives | None) -> torch.Tensor | None:

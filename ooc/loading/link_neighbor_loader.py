@@ -16,7 +16,7 @@ from ooc.graph.aggregation import PreAggregation
 from ooc.graph.hetero import EdgeKey
 from ooc.loading.arguments import check_numbers, check_pyg_arguments, dataset_of, input_ids_of
 from ooc.loading.choose_read_strategy import edges_stay_on_disk
-from ooc.loading.input_links import InputLinks, labels_for, negatives_for, pairs_of, part_of, times_for
+from ooc.loading.input_links import InputLinks, attr_for, labels_for, negatives_for, pairs_of, part_of, times_for
 from ooc.loading.link_type import LinkType
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.ranks import share_of
@@ -70,6 +70,8 @@ class LinkNeighborLoader(NeighborLoader):
         exact_negatives: Whether no negative may be an edge of the graph, a link given, or a node with itself; "possible" draws
             such a pair nevertheless for a source that has edges to all nodes, which True refuses.
         keep_supervision_edges: True leaves the links of a batch in its edge_index, as PyG does.
+        edge_label_attr: Whether batches have the edge feature `edge_attr` of their links, which are edges of the graph, as
+            `edge_label_attr` [b, ...].
         edge_split: Divides the graph's edges into the parts "train", "val" and "test", which `edge_label_index` may name; edges
             of validation and test are in no batch's edge_index. `StoredEdgeSplit` is that of a store.
         batch_size: Links of a batch.
@@ -112,6 +114,7 @@ class LinkNeighborLoader(NeighborLoader):
         *,
         exact_negatives: bool | Literal["possible"] = False,
         keep_supervision_edges: bool = False,
+        edge_label_attr: bool = False,
         edge_split: EdgeSplit | StoredEdgeSplit | None = None,
         seed: int | None = None,
         rank: int | None = None,
@@ -145,7 +148,8 @@ class LinkNeighborLoader(NeighborLoader):
         part = edge_label_index if slots is not None else None
         given = pair, slots, part, edge_split, label, number, drawn, not keep_supervision_edges
         time = times_for(of, sampling.times, edge_label_time, count, pair is not None)
-        links = InputLinks(edges, of, *given, sampling.disjoint, *time)
+        attr = attr_for(of.edges, edge_label_attr, pair, drawn)
+        links = InputLinks(edges, of, *given, sampling.disjoint, *time, attr)
         share = share_of(seed, rank, world_size, own_ids=links.is_array, in_order=not shuffle)
         order = Order(links, batch_size, shuffle, drop_last=drop_last, **share._asdict())
         check_numbers(order, sample_threads=sample_threads, read_threads=read_threads)

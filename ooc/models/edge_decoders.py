@@ -37,21 +37,32 @@ class MLPDecoder(nn.Module):
         hidden: Width between the layers; None: `channels`.
         dropout: Of the hidden rows, in training.
         out_channels: Outputs of a pair, such as classes, in a last dimension; None: one score.
+        edge_dim: Columns of `edge_attr` [..., edge_dim], which is taken too; None: it is not.
 
     >>> MLPDecoder(8)(torch.ones(3, 8), torch.ones(3, 8)).shape
     torch.Size([3])
     """
 
-    def __init__(self, channels: int, hidden: int | None = None, dropout: float = 0.0, out_channels: int | None = None) -> None:
+    def __init__(
+        self,
+        channels: int,
+        hidden: int | None = None,
+        dropout: float = 0.0,
+        out_channels: int | None = None,
+        edge_dim: int | None = None,
+    ) -> None:
         super().__init__()
         hidden, self.scores = channels if hidden is None else hidden, out_channels is None
         self.src, self.dst = nn.Linear(channels, hidden), nn.Linear(channels, hidden, bias=False)
+        self.edge = None if edge_dim is None else nn.Linear(edge_dim, hidden, bias=False)
         self.dropout, self.out = nn.Dropout(dropout), nn.Linear(hidden, out_channels or 1)
 
-    def forward(self, src: Tensor, dst: Tensor, relation: Tensor | None = None) -> Tensor:
+    def forward(self, src: Tensor, dst: Tensor, relation: Tensor | None = None, edge_attr: Tensor | None = None) -> Tensor:
         # One linear layer on the pair is the sum of one on each end: shared destinations are multiplied once.
-        hidden = (self.src(src) + self.dst(dst)).relu()
-        out: Tensor = self.out(self.dropout(hidden))
+        hidden = self.src(src) + self.dst(dst)
+        if self.edge is not None:
+            hidden = hidden + self.edge(edge_attr)
+        out: Tensor = self.out(self.dropout(hidden.relu()))
         return out.squeeze(-1) if self.scores else out
 
     def every(self, src: Tensor, dst: Tensor) -> Tensor:

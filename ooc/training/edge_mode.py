@@ -1,5 +1,6 @@
 """The mode "sampled" of the task "edge": labels of edges, predicted from the sampled neighborhoods of their ends."""
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, cast
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ooc.config.edges import EdgeConfig
+from ooc.graph.blocks import EDGE_ATTR
 from ooc.graph.hetero import EdgeKey
 from ooc.loading.base import BatchLoader
 from ooc.loading.link_neighbor_loader import LinkNeighborLoader
@@ -34,11 +36,11 @@ from ooc.training.node_mode import LABELS_AT_ONCE, NodeMode
 class EdgeModel(nn.Module):
     """Embeddings of nodes, and the outputs of edges from those of both ends.
 
-    encoder: gives rows of a batch's nodes, as models of nodes do; decoder: of rows [b, d] of sources and destinations;
-    edge_type: of a heterogeneous graph, that of the edges.
+    encoder: gives rows of a batch's nodes, as models of nodes do; decoder: of rows [b, d] of sources and destinations, and the
+    edges' own features where batches have them; edge_type: of a heterogeneous graph, that of the edges.
     """
 
-    def __init__(self, encoder: nn.Module, decoder: nn.Module, edge_type: EdgeKey | None = None) -> None:
+    def __init__(self, encoder: nn.Module, decoder: MLPDecoder, edge_type: EdgeKey | None = None) -> None:
         super().__init__()
         self.encoder, self.decoder, self.edge_type = encoder, decoder, edge_type
 
@@ -47,8 +49,10 @@ class EdgeModel(nn.Module):
         rows = forward_batch(self.encoder, batch, checkpoint)
         source, _, target = self.edge_type or ("", "", "")
         of_types = (rows[source], rows[target]) if isinstance(rows, Mapping) else (rows, rows)
-        src, dst = (own.index_select(0, end) for own, end in zip(of_types, self.edges_of(batch).edge_label_index, strict=True))
-        out: Tensor = self.decoder(src, dst)
+        edges = self.edges_of(batch)
+        src, dst = (own.index_select(0, end) for own, end in zip(of_types, edges.edge_label_index, strict=True))
+        attr = edges.edge_label_attr.flatten(1).to(src.dtype) if "edge_label_attr" in edges else None
+        out: Tensor = self.decoder(src, dst, edge_attr=attr)
         return out
 
     def edges_of(self, batch: Any) -> Any:
@@ -85,8 +89,14 @@ class EdgeMode(SampledMode):
             encoder = self._make_encoder(config.hidden)
         else:
             encoder = make_hetero_model(config, self.dataset, ends_of(key), config.hidden)
-        decoder = MLPDecoder(config.hidden, dropout=config.dropout, out_channels=self.task.channels)  # after the seed is set
+        sizes: dict[str, Any] = {"out_channels": self.task.channels, "edge_dim": self._edge_dim}
+        decoder = MLPDecoder(config.hidden, dropout=config.dropout, **sizes)  # after the seed is set
         return EdgeModel(encoder, decoder, key).to(self.device)
+
+    @property
+    def _edge_dim(self) -> int | None:
+        """Columns of the labelled edges' `edge_attr`; None without."""
+        return math.prod(self.edges.features(EDGE_ATTR).shape[1:]) if EDGE_ATTR in self.edges.names else None
 
     def notes(self) -> list[str]:
         """See `Mode`."""
@@ -97,7 +107,8 @@ class EdgeMode(SampledMode):
         return edge_features_for(self.model.encoder, self.dataset)
 
     def _sampling(self) -> dict[str, Any]:
-        return {**super()._sampling(), "pre_aggregation": pre_aggregation_of(self.model.encoder), "edge_label": "y"}
+        of_edges = {"edge_label": "y", "edge_label_attr": self._edge_dim is not None}
+        return {**super()._sampling(), "pre_aggregation": pre_aggregation_of(self.model.encoder), **of_edges}
 
     def _make_loader(self) -> BatchLoader:
         config = self.config

@@ -82,7 +82,9 @@ def test_a_step_is_the_formula(stores: dict[str, Path], tmp_path: Path) -> None:
             conv.load_state_dict(layer.conv.state_dict())
             rows = conv(rows, edge_index[:, kept])
             rows = rows.relu() if number == 0 else rows
-        logits = mode.model.decoder(rows[ends[0]], rows[ends[1]])
+        attr = torch.empty(len(batch.input_id), 3)
+        ds.edges().features("edge_attr").read(batch.input_id.numpy(), attr.numpy())
+        logits = mode.model.decoder(rows[ends[0]], rows[ends[1]], edge_attr=attr)
         labels = torch.from_numpy(np.array(ds.edges().labels)).long()[batch.input_id]
         assert found.item() == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
         mode.close()

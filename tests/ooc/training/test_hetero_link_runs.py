@@ -14,6 +14,7 @@ from ooc.graph.hetero import EdgeKey
 from ooc.models.hetero import full_hetero_blocks
 from ooc.models.user_models import forward_batch
 from ooc.stores.errors import ConfigError
+from ooc.training.edge_mode import EdgeMode
 from ooc.training.link_mode import LinkMode
 from tests.conftest import MakeStore
 from tests.ooc.runs import curve
@@ -124,6 +125,44 @@ def test_full_fan_outs_embed_as_in_ram(store: Path, divided: Path, tmp_path: Pat
         mode.close()
 
 
+@pytest.fixture(scope="module")
+def rated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Likes have two features, and numbers that follow from these and from the item."""
+    path, data, rng = tmp_path_factory.mktemp("rated") / "shop.ooc", shop(), np.random.default_rng(2)
+    attr, part = torch.from_numpy(rng.standard_normal((260, 2)).astype(np.float32)), rng.random(260)
+    data[LIKES].edge_attr, data[LIKES].edge_y = attr, data["item"].x[data[LIKES].edge_index[1], 0] + attr[:, 1]
+    data[LIKES].edge_train_mask, data[LIKES].edge_val_mask = torch.from_numpy(part < 0.7), torch.from_numpy(part > 0.85)
+    data[LIKES].edge_test_mask = torch.from_numpy((part >= 0.7) & (part <= 0.85))
+    ooc.from_data(data, path).close()
+    return path
+
+
+def test_labels_of_an_edge_type_are_learned(rated: Path, tmp_path: Path) -> None:
+    """A step is the formula on the whole graph without the edges of the batch."""
+    data = shop()
+    settings = {**SMALL, "task": "edge", "fanout": [-1, -1], "lr": 0.02, "epochs": 25, "edge_type": None}
+    summary = ooc.train(store=rated, out=tmp_path / "run", **settings)
+    assert summary["metrics"]["test"]["r2"] > 0.5
+    config = ooc.load_config(None, {**settings, "store": rated, "out": tmp_path / "other"})
+    with ooc.open(rated) as ds:
+        mode = EdgeMode(config, ds)
+        batch = next(iter(mode.loader))
+        rows = {"user": torch.randn(mode.table_shapes["user"]), "item": data["item"].x}
+        batch["user"].x = rows["user"][batch["user"].n_id]
+        ends, mine = data[LIKES].edge_index[:, batch[LIKES].input_id], batch[LIKES].input_id
+        links = set(zip(*ends.tolist(), strict=True))
+        blocks = full_hetero_blocks(others(data.edge_index_dict, links), {"user": USERS, "item": ITEMS}, 2)
+        attr = torch.empty(len(mine), 2)
+        ds.edges(LIKES).features("edge_attr").read(mine.numpy(), attr.numpy())
+        mode.model.eval()
+        with torch.no_grad():
+            whole, out = mode.model.encoder(rows, blocks), mode.outputs(mode.model, batch)
+            expected = mode.model.decoder(whole["user"][ends[0]], whole["item"][ends[1]], edge_attr=attr)
+        np.testing.assert_allclose(out, expected, atol=1e-5, rtol=1e-5)
+        assert torch.equal(mode.labels_in(batch), torch.from_numpy(np.array(ds.edges(LIKES).labels)[mine]))
+        mode.close()
+
+
 def test_a_split_of_the_store_is_used(divided: Path, tmp_path: Path) -> None:
     for given, expected in (({}, 260 * 0.7), ({"val": 0.3, "test": 0.3}, 260 * 0.4)):
         config = ooc.LinkConfig(store=divided, out=tmp_path / "run", **SMALL, **given)
@@ -178,7 +217,7 @@ def test_the_command_says_in_one_line_what_is_wrong(
         assert not out.exists()
 
 
-def test_what_does_not_fit_is_refused(store: Path, divided: Path, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused(store: Path, divided: Path, rated: Path, tmp_path: Path) -> None:
     there = "user:likes:item, item:rev_likes:user, item:near:item"
     for path, settings, words in (
         (store, {"edge_type": None}, "has the edge types .*: choose the links' one, as in `edge_type="),
@@ -192,6 +231,12 @@ def test_what_does_not_fit_is_refused(store: Path, divided: Path, tmp_path: Path
         with pytest.raises(ConfigError, match=words) as raised:
             ooc.train(store=path, out=tmp_path / "run", **{**SMALL, **settings})
         assert "\n" not in str(raised.value)
+    with pytest.raises(ConfigError, match=r"has no labels of these edges \(it has of: user:likes:item\)"):
+        ooc.train(store=rated, out=tmp_path / "run", **{**SMALL, "task": "edge", "edge_type": "near"})
+    with pytest.raises(ConfigError, match="holds no labels of edges to train on"):
+        ooc.train(store=store, out=tmp_path / "run", **{**SMALL, "task": "edge", "edge_type": None})
+    with ooc.open(rated) as ds, pytest.raises(ConfigError, match="edge_label_attr is of edges of the graph alone"):
+        ooc.LinkNeighborLoader(ds, [2], LIKES, neg_sampling="binary", edge_label_attr=True)
     with ooc.open(store) as ds, pytest.raises(ConfigError, match=r"has no split 'train' of edges \(it has: none\)"):
         ooc.StoredEdgeSplit(ds, LIKES)
     with ooc.open(divided) as ds, pytest.raises(ConfigError, match=f"give one of the edge types of .*, {there}"):
