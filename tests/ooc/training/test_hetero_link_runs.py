@@ -231,7 +231,7 @@ def test_what_does_not_fit_is_refused(store: Path, divided: Path, rated: Path, t
         with pytest.raises(ConfigError, match=words) as raised:
             ooc.train(store=path, out=tmp_path / "run", **{**SMALL, **settings})
         assert "\n" not in str(raised.value)
-    with pytest.raises(ConfigError, match=r"has no labels of these edges \(it has of: user:likes:item\)"):
+    with pytest.raises(ConfigError, match=r"has no labels of these edges \(it has labels of user:likes:item\)"):
         ooc.train(store=rated, out=tmp_path / "run", **{**SMALL, "task": "edge", "edge_type": "near"})
     with pytest.raises(ConfigError, match="holds no labels of edges to train on"):
         ooc.train(store=store, out=tmp_path / "run", **{**SMALL, "task": "edge", "edge_type": None})
