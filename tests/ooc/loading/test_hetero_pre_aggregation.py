@@ -13,6 +13,7 @@ from torch_geometric.data import HeteroData
 
 from ooc.graph.aggregation import PreAggregation
 from ooc.graph.hetero import EdgeKey
+from ooc.loading.link_neighbor_loader import LinkNeighborLoader
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.read_strategy import InMemory
 from ooc.loading.shared_scan import SharedScans
@@ -175,6 +176,23 @@ def test_batches_from_shared_scans_are_those_from_memory(ds: Dataset, resident: 
     made = scans.times()["sum"]["items"]
     assert (1 if options.get("fanout") == [3] else 2) <= made < len(wanted), "scans of several batches"
     assert scans.rows_read <= made * sum(COUNTS[name] for name in FEATURED)
+
+
+@pytest.mark.parametrize("disjoint", [False, True])
+def test_links_from_shared_scans_are_those_from_memory(ds: Dataset, resident: Dataset, disjoint: bool) -> None:
+    def links_of(ds: Dataset, batches: int, step: PreAggregation | None = MEAN) -> LinkNeighborLoader:
+        how: dict[str, Any] = {"neg_sampling": "binary", "batch_size": 10, "shuffle": True, "seed": 3, "disjoint": disjoint}
+        return LinkNeighborLoader(ds, [4, 3], (WRITES, None), **how, pre_aggregation=step, budget=budget(batches))
+
+    scans = links_of(ds, 1_000_000)
+    assert isinstance(scans.strategy, SharedScans)
+    for number, (one, other) in enumerate(zip(scans, links_of(resident, 10**8), strict=True)):
+        assert same(one, other)
+        assert one["author"].batch_size == one["author"].num_sampled_nodes[0] > 10
+        if number == 60:
+            break
+    rows = next(iter(links_of(resident, 10**8, None)))
+    check_rest(next(iter(links_of(resident, 10**8))), rows)
 
 
 def test_a_batch_over_the_memory_of_a_scan_is_refused_or_split(ds: Dataset, resident: Dataset) -> None:
