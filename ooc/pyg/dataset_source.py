@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch_geometric.data import Batch, Data, HeteroData, TemporalData
+from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset, TemporalData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
@@ -69,7 +69,8 @@ def ingest_data(data: Any, name: str, spec: IngestSpec, progress: Progress | Non
 
 
 def load(path: str, arg: Sequence[str] = ()) -> Any:
-    """Return what torch.save wrote to a file: a `Data`, `HeteroData`, `TemporalData` or a list of graphs, mapped from disk.
+    """Return what torch.save wrote to a file: a `Data`, `HeteroData`, `TemporalData`, a list of graphs, or a data set that
+    `InMemoryDataset.save` wrote, mapped from disk.
 
     Raises InputError if there is no such file, or it holds other objects, which could run code as they are loaded.
     """
@@ -88,7 +89,7 @@ def load(path: str, arg: Sequence[str] = ()) -> Any:
     ]
     try:
         with torch.serialization.safe_globals(graphs):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            return _unpacked(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
     except FileNotFoundError:
         raise InputError(f"there is no file {path}: check the path") from None
     except pickle.UnpicklingError:
@@ -99,6 +100,16 @@ def load(path: str, arg: Sequence[str] = ()) -> Any:
     except Exception as error:  # a damaged file may raise anything
         words = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(f"{path} is no file of torch.save, or damaged: {words[0][:200]}") from None
+
+
+def _unpacked(found: Any) -> Any:
+    """The data set of a tuple (all graphs in one, where each begins, their class), as PyG keeps it; others as they are."""
+    if not isinstance(found, tuple) or len(found) not in (2, 3) or not isinstance(found[1], dict | None):
+        return found
+    held = InMemoryDataset()
+    held.data = found[2].from_dict(found[0]) if len(found) == 3 else found[0]
+    held.slices = found[1]
+    return held
 
 
 def arguments(pairs: list[str]) -> dict[str, Any]:

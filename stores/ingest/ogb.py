@@ -258,6 +258,10 @@ class OgbFolder:
     def put_splits(self, inputs: Inputs, name: str = "") -> None:
         """Put the splits to those of nodes, of a node type if one is named, or of graphs."""
         found = self._splits(name)
+        for other in (
+            [] if found else sorted(path for folder in _split_folders(self.folder) for path in folder.glob("*.pt"))[:1]
+        ):
+            inputs.notes.append(f"{other}: left out, as splits are read from csv.gz files of rows")
         (inputs.graphs if inputs.graphs else inputs.splits).update(found)
         inputs.shown |= {path: f"{self.folder}/split/*/{Path(name, Path(path).stem)}.csv.gz" for path in found.values()}
 

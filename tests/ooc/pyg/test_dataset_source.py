@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data, HeteroData, TemporalData
+from torch_geometric.data import Data, HeteroData, InMemoryDataset, TemporalData
 
 from ooc.pyg.dataset_source import arguments, ingest
 from ooc.stores.dataset import Dataset
@@ -84,10 +84,13 @@ def test_what_torch_saved_is_taken(tmp_path: Path) -> None:
     }
     for name, each in data.items():
         torch.save(each, tmp_path / f"{name}.pt")
+    InMemoryDataset.save(data["list"], str(tmp_path / "set.pt"))
+    InMemoryDataset.save([hetero], str(tmp_path / "set of one.pt"))
+    for name in [*data, "set", "set of one"]:
         result = ingest(IngestSpec(out=tmp_path / name, pyg=str(tmp_path / f"{name}.pt")))
         with Dataset.open(result.path) as ds:
-            assert (ds.num_edges, ds.num_graphs) == ((8, 4) if name == "list" else (2, 1))
-            assert ds.is_hetero == (name == "hetero")
+            assert (ds.num_edges, ds.num_graphs) == ((8, 4) if name in ("list", "set") else (2, 1))
+            assert ds.is_hetero == (name in ("hetero", "set of one"))
             assert (ds.manifest.time is not None) == (name == "stream")
 
 

@@ -1,6 +1,7 @@
 """Folders in OGB's raw layout with several types (as ogbn-mag's), and with many graphs (as those of ogbg-mol*)."""
 
 import gzip
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,14 @@ def test_many_graphs(molecules: Path, tmp_path: Path) -> None:
     with Dataset.open(ingest(IngestSpec(out=tmp_path / "t.ooc", ogb=molecules)).path) as ds:
         assert ds.graphs.labels is not None
         np.testing.assert_array_equal(np.asarray(ds.graphs.labels), np.array([1.5, 2.5, np.nan], np.float32))
+
+
+def test_splits_of_another_form_are_not_dropped_silently(molecules: Path, tmp_path: Path) -> None:
+    shutil.rmtree(molecules / "split" / "scaffold")
+    (molecules / "split" / "time").mkdir()
+    (molecules / "split" / "time" / "train.pt").touch()
+    (note,) = ingest(IngestSpec(out=tmp_path / "s.ooc", ogb=molecules)).notes
+    assert note.endswith("split/time/train.pt: left out, as splits are read from csv.gz files of rows")
 
 
 @pytest.mark.parametrize(
