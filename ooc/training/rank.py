@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +70,11 @@ def rank(
     52643
     """
     out = Path(out)
-    check_table(out)
-    if isinstance(k, bool) or k != int(k) or k < 1:
-        raise ConfigError(f"k must be a whole number of 1 or more, not {k!r}")
+    _check(out, k)
     consent = partial(agreed, model_class=model_class, allow_code=allow_code)
     config: Any = consent(Path(run), store.path if isinstance(store, Dataset) else Path(store))
     if config.link_decoder is None:
         raise ConfigError(f"{run} was trained with task = {config.task!r}: only runs of links (task = 'link') rank")
-    folder = out.with_name(f"{out.name}.top{k}")
-    if not folder.exists():
-        check_absent(out)
-    if not out.absolute().parent.is_dir():
-        raise ConfigError(f"{out}: its directory does not exist; make it first")
     given: dict[str, Any] = {"memory": memory, "verify_reads": verify_reads}
     with ExitStack() as opened:
         if isinstance(store, Dataset):
@@ -94,34 +88,45 @@ def rank(
         subject = opened.enter_context(work.opened())
         passes: dict[str, ExactPass] = {}
         for name in dict.fromkeys((key[0], key[2])):
-            passes[name] = work.begun(replace(subject, nodes=ds.nodes(name)), folder / name)
+            passes[name] = work.begun(replace(subject, nodes=ds.nodes(name)), _folder(out) / name)
             opened.callback(passes[name].close)
-        _write(out, ds, key, passes, subject.model, k, progress)
-        remove_tree(folder)
+            passes[name].lock()  # so that nobody else computes there
+        rows = {name: each.run(*work.watched) for name, each in passes.items()}
+        items, known = np.arange(ds.nodes(key[2]).num_nodes), KnownLinks(None, ds.edges(key))
+        decoder: Any = subject.model.link_decoder
+        ranking = Ranking(rows[key[0]], rows[key[2]], decoder, items, known, same=key[0] == key[2])
+        lists = _tables(ranking, ds, key, min(int(k), max(1, len(items))), progress)
+        write_tables(out, chain(lists, _removed(out, passes)))
         moved = [(each.stats.bytes_read, each.stats.bytes_written) for each in passes.values()]
         read, written = (sum(each) for each in zip(*moved, strict=True))
         method = "; ".join(dict.fromkeys(each.method for each in passes.values() if each.method))
         return WrittenRows(out, ds.nodes(key[0]).num_nodes, k, read, written, feature_reading(ds), method, "sources")
 
 
-def _write(
-    out: Path, ds: Dataset, key: EdgeKey, passes: Mapping[str, ExactPass], model: Any, k: int, progress: Progress | None
-) -> None:
-    """Write the lists, unless a process that was killed before it removed the passes' folders had done it, and remove these."""
-    for each in passes.values():
-        each.lock()  # so that nobody else writes `out` meanwhile, nor removes the folder
-    if not all(each.was_begun() for each in passes.values()):
-        check_absent(out)
-    if not out.exists():
-        rows = {name: each.run(*([] if progress is None else [progress])) for name, each in passes.items()}
-        items, known = np.arange(ds.nodes(key[2]).num_nodes), KnownLinks(None, ds.edges(key))
-        ranking = Ranking(rows[key[0]], rows[key[2]], model.link_decoder, items, known, same=key[0] == key[2])
-        write_tables(out, _tables(ranking, ds, key, k, progress or (lambda what, done, total: None)))
+def _check(out: Path, k: Any) -> None:
+    """Raise ConfigError for a k or a file that cannot be, and StoreError for a file that is there."""
+    check_table(out)
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise ConfigError(f"k must be a whole number of 1 or more, not {k!r}")
+    check_absent(out)
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"{out}: its directory does not exist; make it first")
+
+
+def _folder(out: Path) -> Path:
+    """Where the passes keep their rows; beside the file."""
+    return out.with_name(f"{out.name}.rank")
+
+
+def _removed(out: Path, passes: Mapping[str, ExactPass]) -> Iterator[pa.Table]:
+    """No more tables: the passes' rows go before the file appears, so that it never stands beside them."""
     for each in passes.values():
         each.discard()
+    remove_tree(_folder(out))
+    yield from ()
 
 
-def _tables(ranking: Ranking, ds: Dataset, key: EdgeKey, k: int, progress: Progress) -> Iterator[pa.Table]:
+def _tables(ranking: Ranking, ds: Dataset, key: EdgeKey, k: int, progress: Progress | None) -> Iterator[pa.Table]:
     """The lists of all sources, some at a time; one table at least."""
     source, target = ds.nodes(key[0]), ds.nodes(key[2])
     count, at_once = source.num_nodes, max(1, ROWS_AT_ONCE // k)
@@ -132,7 +137,8 @@ def _tables(ranking: Ranking, ds: Dataset, key: EdgeKey, k: int, progress: Progr
         for start in range(0, len(best.source), at_once):
             some = slice(start, start + at_once)
             yield _table(TopK(best.source[some], best.item[some], best.score[some]), source, target)
-        progress("ranking", part.stop, count)
+        if progress is not None:
+            progress("ranking", part.stop, count)
 
 
 def _table(best: TopK, source: NodeSet, target: NodeSet) -> pa.Table:
