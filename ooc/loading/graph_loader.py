@@ -152,6 +152,11 @@ class GraphLoader(EpochLoader):
         return range(len(self.graphs))
 
     @property
+    def reader(self) -> GraphReader:
+        """What reads its graphs."""
+        return self._collator.reader
+
+    @property
     def rows_read(self) -> int:
         """Rows of nodes read so far, for batches not yet delivered too."""
         return self._collator.reader.counts.rows

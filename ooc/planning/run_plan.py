@@ -109,6 +109,8 @@ class Plan:
         found, parts = self.prediction, []
         if found.hit_rate is not None:
             parts = [f"{format_bytes(found.bytes_read)} read, {100 * found.hit_rate:.0f} % of the rows from memory"]
+        elif found.bytes_read:
+            parts = [f"{format_bytes(found.bytes_read)} read"]
         if found.history_bytes_written:
             moved = format_bytes(found.history_bytes_read), format_bytes(found.history_bytes_written)
             parts.append(f"{found.kept} {moved[0]} read, {moved[1]} written")

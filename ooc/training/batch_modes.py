@@ -382,10 +382,7 @@ class BatchMode(NodeMode):
         epochs = -(-steps // max(1, each))
         with torch.random.fork_rng(devices=[]):
             found = profile(self._trial(min(steps, each), epochs), seconds, variants)
-        scored = dict.fromkeys(self.evaluators, 0)
-        for split in config.eval_splits:
-            scored[split] = 1
-        scored[config.val_split] = scored.get(config.val_split, 0) + -(-epochs // config.eval_every)
+        scored = self.times_scored(self.evaluators, epochs)
         upkeep = self.upkeep(steps, found.asked)
         made = plan(found, self.batch_budget, RunFacts(each, steps, self.row_bytes, scored, upkeep, self.even_rows))
         return replace(made, reading=self.reading)

@@ -1,13 +1,16 @@
 """The mode "graphs": batches of whole graphs, of a store of many, and an output for each graph."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
+from copy import copy
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ooc.config.base import RunConfig
 from ooc.config.graphs import GraphConfig
 from ooc.history.history import Growth
 from ooc.loading.graph_loader import GraphLoader
@@ -16,13 +19,15 @@ from ooc.metrics.tasks import LabelTask
 from ooc.models.graph_models import fields_taken, forward_graphs
 from ooc.models.layers import autocast, evaluating
 from ooc.models.user_models import edge_dim_of
+from ooc.planning.graph_profile import profile_graphs
+from ooc.planning.run_plan import Plan, RunFacts, plan
 from ooc.runtime.clock import write_trace
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import plan_graph_memory
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
-from ooc.training.build import make_model, model_bytes
+from ooc.training.build import make_model, make_optimizer, model_bytes
 from ooc.training.callbacks import Rate
 from ooc.training.label_mode import LabelMode, task_of_labels
 from ooc.training.mode import RunContext, RunState, Scores
@@ -89,6 +94,52 @@ class GraphMode(LabelMode):
     @property
     def seeds_per_step(self) -> int:
         return self.config.batch_size
+
+    @classmethod
+    def planned(cls, config: RunConfig) -> RunConfig:
+        """See `Mode`."""
+        return config
+
+    def predict(self, seconds: float, variants: bool) -> Plan:
+        """See `Mode`."""
+        config, each = self.config, self.steps_per_epoch
+        steps = min(config.max_steps or 1 << 62, config.epochs * each)
+        scored = self.times_scored(self.evaluators, -(-steps // each))
+        with torch.random.fork_rng(devices=[]):
+            trial = self._twin()
+            optimizer = make_optimizer(config, trial.model)
+            found = profile_graphs(
+                self._trial_loader,
+                list(self.evaluators),
+                partial(trial._train, optimizer),
+                trial._forward,
+                min(steps, each),
+                seconds,
+            )
+        return replace(plan(found, self.budget, RunFacts(each, steps, 0, scored)), reading=self._reading)
+
+    def _trial_loader(self, split: str | None) -> GraphLoader:
+        """A loader of its own for a profile, of a split to score or of the training graphs."""
+        config = self.config
+        if split is None:
+            return self._loader(config.train_split, config.batch_size, shuffle=True)
+        return self._loader(split, config.eval_batch_size or config.batch_size)
+
+    def _twin(self) -> Self:
+        """The mode with another model of the same shape."""
+        other = copy(self)
+        other.model = graph_model(self.config, self.dataset, self.task).to(self.device)
+        other.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.precision == "fp16")
+        return other
+
+    def _train(self, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        self.model.train()
+        self.step(batch.to(self.device), 1)
+        self.update(optimizer)
+
+    def _forward(self, batch: Any) -> None:
+        with evaluating(self.model), autocast(self.device, self.config.precision):
+            forward_graphs(self.model, batch.to(self.device))
 
     def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
         self.run = run

@@ -1,6 +1,7 @@
 """What modes share that learn labels by split, whatever the labels are of: checks, choice of the best model, final scores."""
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from ooc.config.labels import LabelConfig
@@ -49,6 +50,14 @@ class LabelMode(Mode):
             self.best_scores = scores
             self.keep_best()
         return {"val": scores, "best": best}
+
+    def times_scored(self, splits: Iterable[str], epochs: int) -> dict[str, int]:
+        """Split -> how often a run of so many epochs scores it; splits: those that can be scored."""
+        config, scored = self.config, dict.fromkeys(splits, 0)
+        for split in config.eval_splits:
+            scored[split] = 1
+        scored[config.val_split] = scored.get(config.val_split, 0) + -(-epochs // config.eval_every)
+        return scored
 
     def keep_best(self) -> None:
         """The model is the best so far: keep what of it is not in its `state_dict`."""

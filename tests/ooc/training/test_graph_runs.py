@@ -15,8 +15,12 @@ from torch_geometric.nn import global_add_pool
 import ooc
 from ooc.cli.main import main
 from ooc.config.graphs import GraphConfig
+from ooc.planning.graph_profile import SimulatedRuns
+from ooc.planning.simulate_superbatches import BatchCosts
 from ooc.report.page import write_report
 from ooc.stores.errors import ConfigError
+from ooc.stores.io.read_plan import ReadCost
+from ooc.training import loop
 from ooc.training.loop import train
 from tests.conftest import MakeStore
 from tests.ooc.runs import KillAt, Killed, curve
@@ -137,8 +141,6 @@ def test_what_does_not_fit_is_refused_in_a_line(store: Path, tmp_path: Path, mak
         ooc.train(store=make_store(), out=out, task="graph")
     with pytest.raises(ConfigError, match="has labels of graphs, and none of nodes: train with `task='graph'`"):
         ooc.train(store=store, out=out)
-    with pytest.raises(ConfigError, match="mode graphs has no plan"):
-        ooc.plan(store=store, task="graph")
     with pytest.raises(ConfigError, match="fanout does not apply to mode graphs"):
         ooc.train(store=store, out=out, task="graph", fanout=[3, 3])
     with pytest.raises(ConfigError, match="virtual_node does not apply to mode sampled"):
@@ -155,9 +157,34 @@ def test_modes_of_nodes_are_refused_and_leave_nothing(store: Path, tmp_path: Pat
             error = capsys.readouterr().err
             assert "has labels of graphs, and none of nodes: train with --task graph" in error
             assert error.count("\n") == 1
-    assert main(["plan", str(store), "--task", "graph"]) == 2
-    assert "mode graphs has no plan: train with --max-steps 200" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_run_reads_is_predicted(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "PLAN_SECONDS", 0.2)
+    monkeypatch.chdir(tmp_path)
+    config = GraphConfig(store=store, out=tmp_path / "run", model="gin", **SMALL)
+    torch.manual_seed(3)
+    drawn = torch.get_rng_state()
+    planned = loop.plan(config)
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert list(tmp_path.iterdir()) == []
+    summary, found = train(config), planned.prediction
+    for name in ("bytes_read", "rows_read", "rows_asked"):
+        assert getattr(found, name) == pytest.approx(summary[name], rel=0.02), name
+    assert found.peak_rss_bytes == pytest.approx(summary["peak_rss_bytes"], rel=0.1)
+    assert found.evaluate_seconds > 0
+    assert found.hit_rate is None
+    assert found.seconds_per_epoch * 3 == pytest.approx(found.first_epoch_seconds + 2 * (found.later_epoch_seconds or 0))
+    assert "read; " in str(planned)
+
+
+def test_an_epoch_of_graphs_takes_as_long_as_its_slowest_stage() -> None:
+    runs = SimulatedRuns(asked=100.0, nbytes=10_000.0, filled_s=2.0, held=5)
+    slow, fast = (BatchCosts(0.0, 0.0, together_s=0.01, read=ReadCost(0.0, byte_s)) for byte_s in (1e-5, 1e-7))
+    assert runs.epoch(slow, 50).seconds == pytest.approx(2.0 + 50 * 0.1)
+    assert runs.epoch(fast, 50).seconds == pytest.approx(2.0 + 50 * 0.01)
+    assert runs.epoch(fast, 50).nbytes == 500_000
 
 
 def test_ooc_init_begins_with_the_graphs(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
