@@ -124,6 +124,9 @@ def test_an_interrupted_ranking_goes_on(shop: tuple[Path, Path], tmp_path: Path,
     assert set(done) == {"ranking"}
     assert pq.read_table(tmp_path / "cut.parquet").equals(pq.read_table(tmp_path / "whole.parquet"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut.parquet", "whole.parquet"]
+    ooc.rank(run, store, tmp_path / "all.csv", k=10**12)
+    known = len(set(zip(*likes().tolist(), strict=True)))
+    assert len((tmp_path / "all.csv").read_text().splitlines()) == 1 + USERS * ITEMS - known
     with pytest.raises(StoreError, match="exists already"):
         ooc.rank(run, store, tmp_path / "cut.parquet", k=K)
 

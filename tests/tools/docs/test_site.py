@@ -25,7 +25,20 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
 
 def test_the_page_of_the_command_line_has_every_verb_and_every_flag() -> None:
     page = cli_page()
-    for verb in ("ingest", "append", "compact", "info", "verify", "train", "plan", "report", "machine", "infer", "embed"):
+    for verb in (
+        "ingest",
+        "append",
+        "compact",
+        "info",
+        "verify",
+        "train",
+        "plan",
+        "report",
+        "machine",
+        "infer",
+        "rank",
+        "embed",
+    ):
         assert f"## ooc {verb}\n" in page
     flags = {name.replace("_", "-") for mode in classes().values() for name in mode.model_fields}
     assert not [name for name in flags - {"store"} if f"`--{name}" not in page]
