@@ -19,6 +19,7 @@ from ooc.stores.arrays.whole import whole
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.graph import Graph
+from ooc.stores.node_set import NodeSet
 
 _TIME = "time"
 """the graph's column of times"""
@@ -181,7 +182,7 @@ def drawing(
             found = sampler.sample(seeds.node, key, left_out=seeds.left_out)
         else:
             found = sampler.sample(seeds.node, key)
-        if sampling.induced:
+        if sampling.induced and not isinstance(sampler, HGTSampler):  # whose samples have all edges already
             found = induced(graphs_of(ds), found, sampler.max_bytes)
         return found if ds.is_hetero else only_type(found), 0
 
@@ -201,11 +202,7 @@ def times_of(ds: Dataset, time_attr: str, latest: bool) -> Times:
     of_nodes: dict[str, AnyArray] = {}
     for name in ds.node_types:
         if time_attr in ds.nodes(name).names:
-            of_nodes[name] = time = np.asarray(whole(ds.nodes(name).stored(time_attr)))
-            if time.ndim != 1 or time.dtype.kind not in "iuf":
-                raise InputError(
-                    f"times must be one number a node, but {time_attr!r} of {name!r} nodes is {time.dtype}{list(time.shape)}"
-                )
+            of_nodes[name] = _times_of_nodes(ds.nodes(name), time_attr)
     columns = {key: graph.columns[_TIME] for key, graph in graphs_of(ds).items() if _TIME in graph.columns}
     of_edges = columns if time_attr in (_TIME, "edge_time") else {}
     if of_nodes and of_edges:
@@ -215,3 +212,13 @@ def times_of(ds: Dataset, time_attr: str, latest: bool) -> Times:
         there = ", ".join(arrays + ["time (of edges)"] * bool(columns)) or "none"
         raise ConfigError(f"time_attr {time_attr!r} is neither an array of nodes nor the time of edges: there are {there}")
     return Times(of_edges, of_nodes, latest)
+
+
+def _times_of_nodes(nodes: NodeSet, name: str) -> AnyArray:
+    """The times [N] in a node array, [N] or, as ingested, [N, 1]. Raises InputError for others."""
+    time = np.asarray(whole(nodes.rows(name)))
+    if time.shape not in ((nodes.num_nodes,), (nodes.num_nodes, 1)) or time.dtype.kind not in "iuf":
+        raise InputError(
+            f"times must be one number a node, but {name!r} of {nodes.name!r} nodes is {time.dtype}{list(time.shape)}"
+        )
+    return time.reshape(-1)

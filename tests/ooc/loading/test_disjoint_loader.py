@@ -1,12 +1,15 @@
 """NeighborLoader with trees of their own and times: PyG's fields, and nothing later than a seed's time."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Data, HeteroData
 
+import ooc
 from ooc.graph.hetero import EdgeKey
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.stores.build import write_hetero_store, write_store
@@ -85,6 +88,27 @@ def test_no_neighbor_is_later_than_its_seed(plain: Dataset, strategy: str, memor
         assert same(
             batches, list(NeighborLoader(plain, [4, 3], "train", 16, time_attr="year", temporal_strategy=strategy, seed=1))
         )
+
+
+def test_times_ingested_as_a_column_are_times_of_nodes(plain: Dataset, tmp_path: Path) -> None:
+    own = arrays()
+    data = Data(torch.from_numpy(own["x"]), torch.from_numpy(own["cites"]), year=torch.from_numpy(own["year"]))
+    typed = HeteroData(paper={"x": data.x, "year": data.year}, paper__cites__paper={"edge_index": data.edge_index})
+    seeds, how = np.arange(50, 120), {"time_attr": "year", "temporal_strategy": "last", "seed": 1}
+    expected = list(NeighborLoader(plain, [4, 3], seeds, 16, **how))
+    for name, each in {"plain": data, "typed": typed}.items():
+        with pytest.warns(UserWarning, match="year"):
+            ooc.from_data(each, tmp_path / name).close()
+    with ooc.open(tmp_path / "plain") as ds:
+        assert ds.stored("year").shape == (N, 1)
+        for batch, wanted in zip(NeighborLoader(ds, [4, 3], seeds, 16, **how), expected, strict=True):
+            assert torch.equal(batch.n_id, wanted.n_id)
+            assert torch.equal(batch.year, wanted.year)
+            assert torch.equal(batch.seed_time, wanted.seed_time)
+    with ooc.open(tmp_path / "typed") as ds:
+        for batch, wanted in zip(NeighborLoader(ds, [4, 3], ("paper", seeds), 16, **how), expected, strict=True):
+            assert torch.equal(batch["paper"].n_id, wanted.n_id)
+            assert torch.equal(batch["paper"].year, wanted.year)
 
 
 def test_the_last_are_the_latest(plain: Dataset) -> None:

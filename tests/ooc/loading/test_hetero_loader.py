@@ -16,13 +16,14 @@ from torch_geometric.nn import SAGEConv, to_hetero
 from torch_geometric.sampler import NumNeighbors
 
 from ooc.graph.hetero import EdgeKey
-from ooc.loading import superbatch
+from ooc.loading import sampling, superbatch
 from ooc.loading.neighbor_loader import HGTLoader, NeighborLoader
 from ooc.loading.superbatch import Superbatches
 from ooc.loading.superbatch_plan import SuperbatchPlanner
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import SHARES, divide
-from ooc.sampling import HeteroNeighborSampler
+from ooc.sampling import HeteroNeighborSampler, hgt
+from ooc.sampling.induced import induced
 from ooc.stores.build import write_hetero_store, write_store
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError, InputError
@@ -414,6 +415,14 @@ def test_hgts_batches_have_their_numbers_of_nodes_and_all_edges_between_them(ds:
     state = loader.state_dict()
     with pytest.raises(ConfigError, match="num_samples was"):
         HGTLoader(ds, [8, 4], ("paper", "train"), 16, seed=2).load_state_dict(state)
+
+
+def test_edges_of_hgts_batches_are_looked_for_once(ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    for module in (hgt, sampling):
+        monkeypatch.setattr(module, "induced", lambda *given: calls.append(given) or induced(*given))
+    next(iter(HGTLoader(ds, [8, 4], ("paper", "train"), 10**6, seed=2)))
+    assert len(calls) == 1
 
 
 def test_hgts_arguments_that_do_not_fit_are_refused(ds: Dataset, tmp_path: Path) -> None:
