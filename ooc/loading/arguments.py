@@ -45,7 +45,7 @@ _NO_EFFECT: dict[str, tuple[Any, ...]] = {
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "sample_direction": (("forward",), "in-edges are sampled"),
     "directed": ((True,), "PyG calls it subgraph_type='induced' now"),
-    "subgraph_type": (("directional",), "all edges between a batch's nodes are given"),
+    "subgraph_type": (("directional",), "only NeighborLoader takes it"),
     "disjoint": ((False,), "seeds share one subgraph"),
     "temporal_strategy": (("uniform",), "temporal sampling is not supported"),
     "time_attr": ((None,), "temporal sampling is not supported"),

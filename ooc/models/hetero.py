@@ -5,7 +5,9 @@ Nodes of a type without features have an embedding table: it is part of the mode
 (`ooc.history.embedding_tables`).
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import torch
@@ -27,6 +29,8 @@ from ooc.stores.errors import ConfigError
 HeteroModelName = Literal["rsage", "rgcn", "hgt"]
 NUM_BASES = 30
 """of R-GCN with more edge types than that, as published for the largest data sets"""
+EDGE_ATTR_DICT = "edge_attr_dict"
+"""the parameter of a forward that receives edge features by edge type, as PyG calls it"""
 
 
 class HeteroLayer(nn.Module):
@@ -279,13 +283,16 @@ def full_hetero_blocks(
     return [HeteroBlock(blocks, dict(num_nodes))] * num_layers
 
 
-def initialized(model: nn.Module, widths: Mapping[str, int], metadata: Metadata) -> nn.Module:
+def initialized(
+    model: nn.Module, widths: Mapping[str, int], metadata: Metadata, edge_dims: Mapping[EdgeKey, int] = MappingProxyType({})
+) -> nn.Module:
     """Return the module after a forward on a node and an edge of each type, which gives lazy parameters (-1) their shapes.
 
     Args:
         model: A module with a forward(x_dict, edge_index_dict); others, and without lazy parameters, are returned unchanged.
         widths: Node type -> columns of its rows.
         metadata: Node types and edge types.
+        edge_dims: Edge type -> columns of `edge_attr`, of types that have it, for a forward that takes `edge_attr_dict`.
 
     Raises:
         ConfigError: If the forward fails.
@@ -294,11 +301,15 @@ def initialized(model: nn.Module, widths: Mapping[str, int], metadata: Metadata)
         return model
     node_types, edge_types = metadata
     modes = [module for module in model.modules() if module.training]
+    more: dict[str, Any] = {}
+    if EDGE_ATTR_DICT in inspect.signature(model.forward).parameters and edge_dims:
+        more[EDGE_ATTR_DICT] = {key: torch.zeros(1, width) for key, width in edge_dims.items()}
     try:
         with torch.no_grad():
             model.eval()(
                 {name: torch.zeros(1, widths[name]) for name in node_types},
                 {key: torch.zeros(2, 1, dtype=torch.long) for key in edge_types},
+                **more,
             )
     except Exception as error:  # a user's code may raise anything
         raise ConfigError(f"{type(model).__name__} fails on a small graph: {type(error).__name__}: {error}") from error

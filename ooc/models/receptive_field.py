@@ -67,7 +67,7 @@ def hops_of(
         weighted: Whether edges have weights.
         num_layers: As many blocks as the model takes; by default its attribute `num_layers`.
         rows: Returns features [k, in_channels] whose values are tried if the model looks some up in an Embedding, which not
-            number is in; other models are tried on random numbers.
+            every number is in; other models are tried on random numbers.
         edge_rows: Edge features [k, channels], k at least 1, whose values are tried for a model that takes some.
 
     Raises:

@@ -19,7 +19,8 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ooc.graph.blocks import EDGE_ATTR
-from ooc.models.hetero import inputs_of, seed_types
+from ooc.graph.hetero import EdgeKey
+from ooc.models.hetero import EDGE_ATTR_DICT, inputs_of, seed_types
 from ooc.models.layers import as_input, run_layers, run_model
 from ooc.models.pyg_models import pyg_arguments
 from ooc.stores.dataset import Dataset
@@ -167,17 +168,18 @@ def takes_edge_attr(model: nn.Module) -> bool:
 def edge_features_for(model: nn.Module, dataset: Dataset) -> tuple[str, ...]:
     """Return the names of the edge features that a model's batches must have.
 
-    Raises ConfigError if the model cannot do without `edge_attr`, and the store has none.
+    Of a heterogeneous store a model takes them if its forward has a parameter `edge_attr_dict`. Raises ConfigError if the model
+    cannot do without `edge_attr`, and the store has none.
 
     >>> edge_features_for(build_model("gine", 128, 256, 32, 2, edge_dim=8), ds)
     ('edge_attr',)
     """
-    if dataset.is_hetero or not takes_edge_attr(model):
+    parameter = inspect.signature(model.forward).parameters.get(EDGE_ATTR_DICT if dataset.is_hetero else EDGE_ATTR)
+    if parameter is None if dataset.is_hetero else not takes_edge_attr(model):
         return ()
-    there = dataset.manifest.edge_types[0].arrays
+    there = list(dict.fromkeys(name for each in dataset.manifest.edge_types for name in each.arrays))
     if EDGE_ATTR in there:
         return (EDGE_ATTR,)
-    parameter = inspect.signature(model.forward).parameters.get(EDGE_ATTR)
     if parameter is not None and parameter.default is not parameter.empty and not isinstance(model, BasicGNN):
         return ()
     raise ConfigError(
@@ -206,6 +208,12 @@ def edge_dim_of(dataset: Dataset) -> int | None:
     return math.prod(dataset.edge_features(EDGE_ATTR).shape[1:])
 
 
+def edge_dims_of(dataset: Dataset) -> dict[EdgeKey, int]:
+    """Return the number of columns of `edge_attr` of each edge type of a heterogeneous store that has it."""
+    edges = {key: dataset.edges(key) for key in dataset.edge_types}
+    return {key: math.prod(each.features(EDGE_ATTR).shape[1:]) for key, each in edges.items() if EDGE_ATTR in each.names}
+
+
 def takes_types(cls: type[nn.Module]) -> bool:
     """Whether a class is for heterogeneous graphs as it is: all but one with PyG's forward(x, edge_index)."""
     names = list(inspect.signature(cls.forward).parameters)
@@ -219,7 +227,8 @@ def forward_batch(model: nn.Module, batch: Any, checkpoint: bool = False) -> Any
     edge features (see `takes_edge_attr`). `checkpoint` recomputes activations (see
     `run_layers`); raises ConfigError if the model's own forward does not support it.
 
-    With HeteroData a forward is given PyG's `x_dict` (see `inputs_of`) and `edge_index_dict`, or blocks, and returns rows of
+    With HeteroData a forward is given PyG's `x_dict` (see `inputs_of`) and `edge_index_dict`, and `edge_attr_dict` of the edge
+    types with that feature if it has such a parameter, or blocks, and returns rows of
     the seeds' node type, or {node type: rows}. Seeds of two types, which links have, are returned as {node type: rows}.
 
     >>> out = forward_batch(model, batch)
@@ -240,6 +249,8 @@ def forward_batch(model: nn.Module, batch: Any, checkpoint: bool = False) -> Any
     if kind == "blocks":
         return _seeds_of(model(x, batch.blocks, **extra), batch, typed)
     if typed:
+        if EDGE_ATTR_DICT in parameters and (features := batch.collect(EDGE_ATTR, allow_empty=True)):
+            extra[EDGE_ATTR_DICT] = {key: as_input(each, model) for key, each in features.items()}
         return _seeds_of(model(x, batch.edge_index_dict, **extra), batch, typed)
     if "edge_weight" in parameters:
         extra["edge_weight"] = batch.blocks[0].weight

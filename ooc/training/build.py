@@ -15,7 +15,7 @@ from ooc.models.builders import build_model
 from ooc.models.edge_decoders import make_decoder
 from ooc.models.graph_models import build_graph_model
 from ooc.models.hetero import HeteroModelName, build_hetero_model, initialized, table_width
-from ooc.models.user_models import find_class, kind_of, load_model, takes_types
+from ooc.models.user_models import edge_dims_of, edge_features_for, find_class, kind_of, load_model, takes_types
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
@@ -149,11 +149,15 @@ def _model_of_types(config: NodeConfig, dataset: Dataset, node_type: str | Seque
         )
     widths = features_of(dataset) | {name: width for name, (_, width) in table_shapes(config, dataset).items()}
     typed = takes_types(find_class(config.model, config.folders))
+    edge_dims = edge_dims_of(dataset)
     offered = {"in_channels": widths if typed else (-1, -1), "metadata": metadata, **shape, **shared}
+    offered |= {"edge_dim": edge_dims} if typed and edge_dims else {}
     offered |= {"node_type": node_type} if isinstance(node_type, str) else {}
     asked = [name for name in changed(config, *_SHARED) if getattr(config, name)]
     made = load_model(config.model, offered, config.model_args, asked, config.folders)
-    return initialized(made if typed else to_hetero(made, metadata), widths, metadata)
+    if typed:
+        edge_features_for(made, dataset)  # refused before it is called without them
+    return initialized(made if typed else to_hetero(made, metadata), widths, metadata, edge_dims)
 
 
 def model_bytes(config: RunConfig, model: nn.Module) -> int:

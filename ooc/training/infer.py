@@ -210,6 +210,7 @@ def infer(
     if out is not None:
         check_table(Path(out))
     if _is_of_graphs(model):
+        _refuse_of_nodes(model, num_layers=num_layers, node_type=node_type)
         return _graphs(work, partial(consent, kind=GraphConfig), None if out is None else Path(out))
     return _kept(work, folder) if out is None else _written(work, Path(out), embeds=False)
 
@@ -456,6 +457,13 @@ def _released(made: ExactPass, release: Any) -> None:
 
 def _is_of_graphs(model: Model) -> bool:
     return isinstance(model, str | os.PathLike) and (saved_config(Path(model)) or {}).get("task") == "graph"
+
+
+def _refuse_of_nodes(run: Model, **given: Any) -> None:
+    """Raise ConfigError for an argument that means nothing to a run of whole graphs."""
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(f"{name} applies to outputs of nodes, and {run} is a run of whole graphs: leave it out")
 
 
 def _graphs(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | WrittenRows:

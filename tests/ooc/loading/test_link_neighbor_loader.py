@@ -233,6 +233,7 @@ def test_what_does_not_fit_is_refused(ds: Any, make_store: MakeStore, edge_index
             "dst_weight must be a number for each",
         ),
         ({"neg_sampling": "binary", "neg_sampling_ratio": 1.0}, ConfigError, "ask for the same"),
+        ({"subgraph_type": "induced"}, ConfigError, "cannot take subgraph_type='induced': only NeighborLoader takes it"),
         ({"exact_negatives": True}, ConfigError, "exact_negatives needs negatives"),
         ({"edge_label_time": torch.ones(E)}, ConfigError, "edge_label_time needs time_attr"),
         ({"temporal_strategy": "last"}, ConfigError, "needs time_attr"),

@@ -133,6 +133,9 @@ def test_the_command_line_trains_and_predicts(store: Path, tmp_path: Path, capsy
     assert "160 graphs, 1 model outputs" in capsys.readouterr().out
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 161
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["num_graphs"] == 160
+    for name, value in {"num_layers": 2, "node_type": "node"}.items():
+        with pytest.raises(ConfigError, match=f"{name} applies to outputs of nodes, and .* is a run of whole graphs: leave it"):
+            ooc.infer(run, store, **{name: value})
 
 
 def test_what_does_not_fit_is_refused_in_a_line(store: Path, tmp_path: Path, make_store: MakeStore) -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import zarr
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import HeteroConv, SAGEConv
+from torch_geometric.nn import GATv2Conv, HeteroConv, SAGEConv
 
 import ooc
 from ooc.cli.main import main
@@ -199,6 +199,41 @@ def test_ones_own_classes_train(store: Path, tmp_path: Path, model: str) -> None
     config = configure(store, tmp_path / "run", model=model, dropout=0.0, epochs=20, fanout=[-1, -1], batch_size=16)
     train(config)
     assert losses(config.out)[-1] < 0.5 * losses(config.out)[0]
+
+
+class OwnEdges(nn.Module):
+    """A layer of attention in PyG's words, with edge features of the edge types that have them."""
+
+    def __init__(self, out_channels: int, metadata: Any, node_type: str, edge_dim: Any = None) -> None:
+        super().__init__()
+        self.node_type, dims = node_type, edge_dim or {}
+        convs = {key: GATv2Conv((-1, -1), out_channels, edge_dim=dims.get(key), add_self_loops=False) for key in metadata[1]}
+        self.conv = HeteroConv(convs)
+
+    def forward(self, x_dict: Any, edge_index_dict: Any, edge_attr_dict: Any) -> Tensor:
+        out: Tensor = self.conv(x_dict, edge_index_dict, edge_attr_dict=edge_attr_dict)[self.node_type]
+        return out
+
+
+def test_ones_own_class_takes_edge_features_by_type(store: Path, tmp_path: Path) -> None:
+    """Trained, and computed for all nodes as on the whole graph; a store without edge features is refused before the run."""
+    own, given = f"{__name__}:OwnEdges", graph_of(hetero_data(0))
+    for key, width in {("author", "writes", "paper"): 3, ("paper", "cites", "paper"): 2}.items():
+        given[key].edge_attr = torch.randn(given[key].edge_index.size(1), width, generator=torch.Generator().manual_seed(0))
+    given["paper"].train_mask = torch.arange(30) < 16
+    ooc.from_data(given, tmp_path / "papers.ooc").close()
+    config = configure(tmp_path / "papers.ooc", tmp_path / "run", model=own, dropout=0.0, epochs=2, layers=1, fanout=[-1])
+    train(config)
+    with Dataset.open(config.store) as ds:
+        made = make_hetero_model(config, ds, "paper", CLASSES).eval()
+    made.load_state_dict(torch.load(config.out / "model.pt", weights_only=True)["model"])
+    with torch.no_grad():
+        expected = made(given.x_dict, given.edge_index_dict, given.edge_attr_dict)
+    with ooc.infer(config.out, config.store, model_class=own) as found:
+        np.testing.assert_allclose(np.asarray(found), expected.numpy(), atol=1e-5, rtol=1e-5)
+    with pytest.raises(ConfigError, match=r"OwnEdges takes edge features, and .* has none called edge_attr \(it has: none\)"):
+        train(configure(store, tmp_path / "none", model=own, layers=1, fanout=[-1]))
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(
