@@ -32,9 +32,13 @@ EDGES = {WRITES: 4000, WRITTEN: 4000, TAGGED: 3000, CITES: 5000}
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Features of two lengths; tags have none. Authorships have features of their own."""
+    return write(tmp_path_factory.mktemp("plans") / "papers.ooc", {"paper": 48, "author": 20})
+
+
+def write(path: Path, widths: dict[str, int]) -> Path:
     rng = np.random.default_rng(0)
     nodes: dict[str, dict[str, Any]] = {name: {"num_nodes": count} for name, count in COUNTS.items()}
-    for name, width in (("paper", 48), ("author", 20)):
+    for name, width in widths.items():
         nodes[name]["x"] = rng.standard_normal((COUNTS[name], width), np.float32)
     split = np.split(rng.permutation(COUNTS["paper"]), [400, 500, 700])
     nodes["paper"] |= {"y": rng.integers(0, 3, COUNTS["paper"]), "task": "multiclass", "num_classes": 3}
@@ -49,7 +53,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for key, count in EDGES.items()
     }
     arrays = {WRITES: {"edge_attr": rng.standard_normal((EDGES[WRITES], 4), np.float32)}}
-    return write_hetero_store(tmp_path_factory.mktemp("plans") / "papers.ooc", nodes, graphs, edge_arrays=arrays)
+    return write_hetero_store(path, nodes, graphs, edge_arrays=arrays)
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +88,18 @@ def test_what_a_run_reads_and_writes_is_predicted(
     else:
         assert predicted["history_bytes_read"] == actual["history_bytes_read"] == 0
     assert predicted["history_bytes_written"] > 0
+
+
+def test_what_shared_scans_read_is_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They read the rows of all types together, and make the means of each edge type."""
+    store = write(tmp_path / "papers.ooc", {"paper": 32, "author": 32})
+    monkeypatch.setattr("ooc.loading.choose_read_strategy.scan_pays", lambda rows, most: True)
+    summary = ooc.train(configure(store, tmp_path / "run", **settings(eval_splits=["test"], hidden=64)))
+    predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]
+    for name in ("bytes_read", "rows_read", "rows_asked"):
+        assert predicted[name] == actual[name] > 0, name
+    assert set(predicted["stages"]) == set(actual["stages"])
+    assert "sum" in predicted["stages"]
 
 
 def test_training_is_the_same_with_and_without_a_plan(store: Path, tmp_path: Path) -> None:
