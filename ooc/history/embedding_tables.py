@@ -2,9 +2,9 @@
 
 As `torch.nn.Embedding(sparse=True)` with `torch.optim.SparseAdam`: a step changes the rows of the batch's nodes only. A node's
 row and its moments are one row of a `History` with lag 0, so they are read ahead, every step sees the steps before it, and a
-checkpoint commits them together with the model. Tables that fit their share of the memory are kept in RAM and written at
-checkpoints only. Rows that were never written have their initial values, a function of the seed and the node: a new table
-writes nothing.
+checkpoint commits them together with the model. Tables that fit their share of the memory are kept in RAM, where steps change
+their rows in place, and written at checkpoints only. Rows that were never written have their initial values, a function of the
+seed and the node: a new table writes nothing.
 """
 
 import math
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ooc.history.history import History, open_history
-from ooc.history.rows import NEVER, PrefetchedRows
+from ooc.history.rows import NEVER, STEP_BYTES, PrefetchedRows
 from ooc.runtime.keyed_random import Purpose, key, keyed_uniform
 from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.arrays.rows import AnyArray, Ids
@@ -44,11 +44,11 @@ class TableRows:
     """What a batch needs of a table, read ahead."""
 
     ids: Ids
-    """int64[k], ascending: the batch's nodes, each once"""
-    place: Ids
-    """int64[n]: where each of the batch's nodes is in `ids`"""
-    rows: PrefetchedRows | AnyArray
-    """for a step of training, or [k, width] to score by"""
+    """int64[k]: the batch's nodes, each once, ascending if they have a `place`"""
+    place: Ids | None
+    """int64[n]: where each of the batch's nodes is in `ids`; None where these are the batch's nodes in its order"""
+    rows: PrefetchedRows | AnyArray | int
+    """for a step of training, or [k, width] to score by; the number of a step whose rows are in RAM already"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ class _Pulled:
     step: int
     ids: Ids
     packed: AnyArray
-    """float32[k, packed width]"""
+    """float32[n, packed width]: the rows with their moments, of the batch's nodes or of all"""
+    at: Ids
+    """int64[k]: where those of `ids` are in `packed`"""
     rows: Tensor
     """float32[k, width]; its gradient comes with the backward pass"""
 
@@ -67,20 +69,31 @@ Floats = NDArray[np.float32]
 
 
 class _Placed(torch.autograd.Function):
-    """rows[place], `place` a permutation. The gradient is gathered too: torch adds it up row by row, as places may repeat."""
+    """rows[place], `place` a permutation, None for the order they have. The gradient is gathered too: torch adds it up row by
+    row, as places may repeat."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, place: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, place: Tensor | None) -> Tensor:
         ctx.save_for_backward(place)
-        return rows.index_select(0, place)
+        return rows.detach() if place is None else rows.index_select(0, place)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (place,) = ctx.saved_tensors
+        if place is None:
+            return grad, None
         inverse = torch.empty_like(place)
         inverse[place] = torch.arange(len(place), device=place.device)
         return grad.index_select(0, inverse), None
+
+
+@kernel
+def _take_rows(packed: Floats, at: Ids, rows: Floats) -> None:
+    """rows[i] = the beginning of packed[at[i]]: float32 [n, packed width], int64[k], float32 [k, width]."""
+    for i in range(len(at)):
+        for j in range(rows.shape[1]):
+            rows[i, j] = packed[at[i], j]
 
 
 @kernel
@@ -153,7 +166,8 @@ class EmbeddingTable:
             optimizer: "adam" keeps two moments for every row.
             state: What `state` returned, or None.
             grown: Whether the store has more nodes since.
-            max_bytes: Limit on rows that wait to be written, and on rows in RAM, each.
+            max_bytes: Limit on the rows in RAM, all of which are changed there if they fit; else on the most asked for, and on
+                rows that wait to be written, each.
             engine: How rows are read.
 
         Raises:
@@ -191,9 +205,10 @@ class EmbeddingTable:
     def ahead(self, node: Ids) -> TableRows:
         """Read the rows of a batch's nodes (int64[n]) for the next step of training; call for every batch in order."""
         ids, place = np.unique(node, return_inverse=True)
-        fetched = self.history.fetch(self._next, ids)
-        self._next += 1
-        return TableRows(ids, place, fetched)
+        step, self._next = self._next, self._next + 1
+        if self.history.in_place is None:
+            return TableRows(ids, place, self.history.fetch(step, ids))
+        return TableRows(node, None, step) if len(ids) == len(node) else TableRows(ids, place, step)
 
     def look_up(self, node: Ids) -> TableRows:
         """Read the rows of nodes (int64[n]) as they are between two steps, or the kept ones (`use`)."""
@@ -211,17 +226,38 @@ class EmbeddingTable:
 
     def pull(self, request: TableRows, device: torch.device) -> Tensor:
         """The rows [n, width] of a batch's nodes, differentiable in training; once for each request, in the steps' order."""
-        place = torch.from_numpy(request.place).to(device)
-        if not isinstance(request.rows, PrefetchedRows):
+        place = None if request.place is None else torch.from_numpy(request.place).to(device)
+        if isinstance(request.rows, np.ndarray):
+            assert place is not None, "rows to score by are ascending"
             return torch.from_numpy(np.ascontiguousarray(request.rows)).to(device).index_select(0, place)
-        (packed,) = self.history.pull(request.rows)
-        packed = self._begun(packed, request.ids, request.rows.steps)
-        rows = torch.from_numpy(packed[:, : self.width].copy()).to(device).requires_grad_()
-        self._pulled.append(_Pulled(request.rows.step, request.ids, packed, rows))
-        if len(request.ids) < len(request.place):
+        step = request.rows if isinstance(request.rows, int) else request.rows.step
+        packed, at = self._packed(request)
+        rows = self._rows_of(packed, at).to(device).requires_grad_()
+        self._pulled.append(_Pulled(step, request.ids, packed, at, rows))
+        if place is not None and len(request.ids) < len(place):
             return rows.index_select(0, place)
         placed: Tensor = _Placed.apply(rows, place)  # type: ignore[no-untyped-call]
         return placed
+
+    def _packed(self, request: TableRows) -> tuple[AnyArray, Ids]:
+        """Rows with their moments, of the request's nodes or of all, and where its nodes' are: int64[k]."""
+        if isinstance(request.rows, PrefetchedRows):
+            (packed,) = self.history.pull(request.rows)
+            return self._begun(packed, request.ids, request.rows.steps), np.arange(len(request.ids))
+        assert isinstance(request.rows, int)
+        (packed,), steps = self.history.pull_in_place(request.rows, request.ids)
+        new = request.ids[steps == NEVER]
+        if len(new):
+            first = np.empty((len(new), self.width), np.float32)
+            keyed_uniform(self._stream, new, self._bound, first)
+            packed[new, : self.width] = first
+        return packed, request.ids
+
+    def _rows_of(self, packed: AnyArray, at: Ids) -> Tensor:
+        """The rows float32 [k, width] without their moments: a copy."""
+        rows = torch.empty(len(at), self.width)
+        _take_rows(packed, at, rows.numpy())
+        return rows
 
     def gather(self) -> None:
         """Add up the gradients of the batches pulled since the last step, into `merged`. None of them: it stays None."""
@@ -231,17 +267,19 @@ class EmbeddingTable:
         if len(found) == 1:
             self.merged = found[0].rows
             return
-        ids = np.unique(np.concatenate([each.ids for each in found]))
-        packed = np.empty((len(ids), found[0].packed.shape[1]), np.float32)
+        ids, in_ram = np.unique(np.concatenate([each.ids for each in found])), self.history.in_place is not None
+        packed = found[0].packed if in_ram else np.empty((len(ids), found[0].packed.shape[1]), np.float32)
         gradient = torch.zeros(len(ids), self.width, device=found[0].rows.device)
         for each in found:
             at = np.searchsorted(ids, each.ids)
-            packed[at] = each.packed
+            if not in_ram:
+                packed[at] = each.packed
             own: Any = each.rows.grad
             gradient.index_add_(0, torch.from_numpy(at).to(gradient.device), own)
-        rows = torch.from_numpy(packed[:, : self.width].copy()).to(gradient.device)
+        at = ids if in_ram else np.arange(len(ids))
+        rows = self._rows_of(packed, at).to(gradient.device)
         rows.grad = gradient
-        self._pulled[-1] = _Pulled(self._pulled[-1].step, ids, packed, rows)
+        self._pulled[-1] = _Pulled(self._pulled[-1].step, ids, packed, at, rows)
         self.merged = rows
 
     def update(self, lr: float) -> None:
@@ -252,25 +290,27 @@ class EmbeddingTable:
         if last is not None:
             self.updates += 1
             gradient: Any = last.rows.grad
-            self._step(last.packed, gradient.cpu(), lr)
-        for each in pulled[:-1]:
-            self.history.push(each.step, none, [each.packed[:0]])
-        for each in pulled[-1:]:
-            ids, packed = (none, each.packed[:0]) if last is None else (last.ids, last.packed)
-            self.history.push(each.step, ids, [packed])
+            self._step(last, gradient.cpu(), lr)
+        for each in pulled:
+            ids = none if last is None or each is not pulled[-1] else last.ids
+            if self.history.in_place is None:
+                packed = each.packed[:0] if last is None or each is not pulled[-1] else last.packed
+                self.history.push(each.step, ids, [packed])
+            else:
+                self.history.changed_in_place(each.step, ids)
 
     @torch.no_grad()
-    def _step(self, packed: AnyArray, gradient: Tensor, lr: float) -> None:
-        """Change the packed rows float32 [k, ...] by their gradient [k, width]."""
+    def _step(self, last: _Pulled, gradient: Tensor, lr: float) -> None:
+        """Change the packed rows of a step by their gradient [k, width]."""
         if not self._adam:
-            torch.from_numpy(packed).add_(gradient, alpha=-lr)
+            last.packed[last.at] = torch.from_numpy(last.packed[last.at]).add_(gradient, alpha=-lr).numpy()
             return
-        ids, square = np.arange(len(packed)), torch.empty_like(gradient, memory_format=torch.contiguous_format)
+        square = torch.empty_like(gradient, memory_format=torch.contiguous_format)
         weights: Any = map(np.float32, (1 - BETAS[0], 1 - BETAS[1]))
-        _add_to_moments(packed, ids, gradient.contiguous().numpy(), square.numpy(), *weights)
+        _add_to_moments(last.packed, last.at, gradient.contiguous().numpy(), square.numpy(), *weights)
         first, second = (1 - beta**self.updates for beta in BETAS)
         numbers: Any = map(np.float32, (-(lr * math.sqrt(second) / first), EPS))
-        _add_to_rows(packed, ids, square.sqrt_().numpy(), *numbers)  # torch's root, which need not be IEEE's
+        _add_to_rows(last.packed, last.at, square.sqrt_().numpy(), *numbers)  # torch's root, which need not be IEEE's
 
     def end_pass(self) -> None:
         """Discard rows read ahead, after an epoch or one that was interrupted."""
@@ -337,6 +377,7 @@ class _Forgotten:
         self.rows = [np.broadcast_to(np.float32(0), (num_rows, width))]
         self.steps = np.broadcast_to(np.int32(0), (num_rows,))
         self.next_step = 0
+        self.in_place = None
 
     def read(self, ids: Ids) -> tuple[tuple[AnyArray, ...], Ids]:
         return (np.zeros((len(ids), self.rows[0].shape[1]), np.float32),), np.full(len(ids), NEVER)
@@ -528,29 +569,45 @@ def shares_of_tables(shapes: Mapping[str, tuple[int, int]], max_bytes: int) -> d
     >>> shares_of_tables({"author": (3000, 64), "venue": (1000, 64)}, 4000)
     {'author': 3000, 'venue': 1000}
     """
-    total = max(1, sum(count * width for count, width in shapes.values()))
-    return {name: max_bytes * count * width // total for name, (count, width) in shapes.items()}
+    sizes = {name: bytes_in_ram({name: shape}, "adam") for name, shape in shapes.items()}
+    return {name: max_bytes * size // max(1, sum(sizes.values())) for name, size in sizes.items()}
 
 
 def _folder_of(folder: Path, number: int, name: str) -> Path:
     return folder / f"{number}-{name}"
 
 
-def bytes_per_node(shapes: Mapping[str, tuple[int, int]], optimizer: str, accumulate: int = 1) -> dict[str, int]:
+def bytes_per_node(
+    shapes: Mapping[str, tuple[int, int]], optimizer: str, accumulate: int = 1, max_bytes: int = 0
+) -> dict[str, int]:
     """Bytes of memory that a batch takes of the tables for each of its nodes, by node type.
 
-    They are the packed rows as read ahead, and being stored, and of each batch of an optimizer step its packed rows, the rows
-    that the model has, and the gradients of both.
+    They are the rows that the model has of each batch of an optimizer step, and their gradients; and unless the table is in
+    RAM, the packed rows as read ahead, being stored, and of each of these batches.
 
     Args:
         shapes, optimizer: As of `EmbeddingTables.open`.
         accumulate: Batches of an optimizer step.
+        max_bytes: As of `EmbeddingTables.open`.
 
-    >>> bytes_per_node({"author": (1000, 64)}, "adam")
-    {'author': 3328}
+    >>> bytes_per_node({"author": (1000, 64)}, "adam"), bytes_per_node({"author": (1000, 64)}, "adam", max_bytes=10**6)
+    ({'author': 3328}, {'author': 1024})
     """
-    own = {name: (width, table_row_bytes(width, optimizer)) for name, (_, width) in shapes.items()}
-    return {name: (2 + accumulate) * packed + (2 + 2 * accumulate) * 4 * width for name, (width, packed) in own.items()}
+    rooms, found = shares_of_tables(shapes, max_bytes), {}
+    for name, (count, width) in shapes.items():
+        in_ram = bytes_in_ram({name: (count, width)}, optimizer) <= rooms[name]
+        packed = 0 if in_ram else (2 + accumulate) * table_row_bytes(width, optimizer)
+        found[name] = packed + (2 + 2 * accumulate) * 4 * width
+    return found
+
+
+def bytes_in_ram(shapes: Mapping[str, tuple[int, int]], optimizer: str) -> int:
+    """The bytes of tables in RAM, with the step that wrote each row; shapes, optimizer: as of `EmbeddingTables.open`.
+
+    >>> bytes_in_ram({"author": (1000, 64)}, "adam")
+    773000
+    """
+    return sum(count * (table_row_bytes(width, optimizer) + STEP_BYTES) for count, width in shapes.values())
 
 
 def table_row_bytes(width: int, optimizer: str) -> int:

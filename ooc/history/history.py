@@ -160,11 +160,41 @@ class History:
         with self._changed:
             self._waiting.pop(fetched.step, None)
             self._trim()
-        known = fetched.steps != NEVER
-        self.counts.pulled += len(fetched.ids)
-        self.counts.written += int(known.sum())
-        self.counts.age += int((fetched.step - fetched.steps[known]).sum())
+        self._count(fetched.step, fetched.steps)
         return fetched.rows
+
+    def _count(self, step: int, steps: Ids) -> None:
+        """Count rows pulled by a step, of which `steps` wrote each."""
+        known = steps != NEVER
+        self.counts.pulled += len(steps)
+        self.counts.written += int(known.sum())
+        self.counts.age += int((step - steps[known]).sum())
+
+    @property
+    def in_place(self) -> ResidentRows | None:
+        """The rows, if all are in RAM and pushes are seen at once: steps may then change them there, without pulls and pushes
+        of copies. None: they must not."""
+        return None if self.lag else self._resident
+
+    def pull_in_place(self, step: int, ids: Ids) -> tuple[tuple[AnyArray, ...], Ids]:
+        """(every layer's rows of all nodes, the step that wrote each of `ids`, int64[k], NEVER before any did), at the turn of
+        step `step`. Rows that were never written may have any values."""
+        assert self.in_place is not None
+        with self._changed:
+            self._check()
+        steps = self.in_place.steps_of(ids).astype(np.int64) - 1
+        steps[steps < self._floor] = NEVER
+        self._count(step, steps)
+        return self.in_place.all_rows, steps
+
+    def changed_in_place(self, step: int, ids: Ids) -> None:
+        """Step `step` has changed the rows of nodes `ids` (int64[n]) in RAM; in place of its push."""
+        assert self.in_place is not None
+        with self._changed:
+            self._check()
+            assert step == self.next_step, "steps change rows once each, in order"
+            self.in_place.mark(step, ids)
+            self.next_step, self._written = step + 1, step
 
     def push(self, step: int, ids: Ids, rows: Sequence[AnyArray]) -> None:
         """Store the rows of step `step`'s own nodes `ids` (int64[n], ascending), [n, width] a layer, in the background.

@@ -12,6 +12,8 @@ from ooc.stores.arrays.rows import AnyArray, Ids
 _PIECE = 2**20
 _TOGETHER = 2**16
 """rows written at once"""
+STEP_BYTES = 5
+"""of a row in RAM: the step that wrote it, and whether the disk has it"""
 NEVER = -1
 """the step of a row that was never written"""
 
@@ -91,17 +93,32 @@ class ResidentRows:
 
     @staticmethod
     def nbytes(rows: Sequence[DiskRows], steps: DiskRows) -> int:
-        return steps.shape[0] * (1 + sum(each.row_bytes for each in (*rows, steps)))
+        return steps.shape[0] * (STEP_BYTES + sum(each.row_bytes for each in rows))
 
     def read(self, ids: Ids) -> tuple[list[AnyArray], AnyArray]:
         """(every layer's rows, the steps as stored) of nodes `ids`."""
         *rows, steps = (kept[ids] for kept in self._kept)
         return rows, steps
 
+    @property
+    def all_rows(self) -> tuple[AnyArray, ...]:
+        """Every layer's rows of all nodes, which may be changed in place; see `mark`."""
+        return tuple(self._kept[:-1])
+
+    def steps_of(self, ids: Ids) -> AnyArray:
+        """The steps of nodes `ids` as stored."""
+        steps: AnyArray = self._kept[-1][ids]
+        return steps
+
+    def mark(self, step: int, ids: Ids) -> None:
+        """Rows `ids` have been changed by step `step`."""
+        self._kept[-1][ids] = step + 1
+        self._changed[ids] = True
+
     def put(self, push: Push) -> None:
-        for kept, rows in zip(self._kept, (*push.rows, push.step + 1), strict=True):
+        for kept, rows in zip(self._kept[:-1], push.rows, strict=True):
             kept[push.ids] = rows
-        self._changed[push.ids] = True
+        self.mark(push.step, push.ids)
 
     def writes(self) -> Iterator[list[tuple[DiskRows, Ids, AnyArray]]]:
         """Yield what the disk does not have, in groups; they count as written."""

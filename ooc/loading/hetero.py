@@ -92,23 +92,20 @@ class HeteroLoadStage(LoadStage):
 
     def _gathered(self, drawn: SampledBatch, typed: TypedPreAggregation, there: Mapping[int, InMemoryRows]) -> LoadedBatch:
         """The batch with its aggregates, out of rows in memory."""
-        subgraph, count = drawn.subgraph, typed.destinations(drawn.subgraph)
-        places = self._in_memory(drawn, there)
-        self_rows = {}
-        for name in typed.types:
+        subgraph, (sums, own) = drawn.subgraph, typed.sizes(drawn.subgraph)
+        both = self.buffers.empty((sums + own, typed.width), np.dtype(np.float32))
+        loaded = self.aggregated(typed.rest(drawn), both[:sums], both[sums:])
+        places, decoders = self._in_memory(drawn, there), dict(zip(typed.types, self.decoders, strict=True))
+        for name, out in loaded.x.self_rows.items():
             gather, (rows, at) = self.types[name].gather, places[name]
             assert gather is not None
-            self_rows[name] = gather.take(rows, at[: count[name]], self.buffers)
-        decoders = dict(zip(typed.types, self.decoders, strict=True))
-        neighbor = {}
-        for key in typed.edge_types:
+            gather.encoding.gather(rows, at[: len(out)], out)
+        for key, out in loaded.x.neighbor.items():
             edges, (rows, at) = subgraph.edges[key], places[key[0]]
             rows = rows.view(np.uint16) if rows.dtype == np.float16 else rows
-            neighbor[key] = own = self.buffers.empty((count[key[2]], typed.width), np.dtype(np.float32))
             of_edges = edges.indptr, edges.source, typed.scale(edges)
-            gather_neighbors(rows, *decoders[key[0]], at, subgraph.node[key[0]], *of_edges, own)
-        rest = typed.rest(drawn)
-        return LoadedBatch(rest, TypedAggregates(neighbor, self_rows), self._labels(rest))
+            gather_neighbors(rows, *decoders[key[0]], at, subgraph.node[key[0]], *of_edges, out)
+        return loaded
 
     def _in_memory(self, drawn: SampledBatch, there: Mapping[int, InMemoryRows]) -> dict[str, InMemoryRows]:
         """The rows of each type with features, contiguous, and where a batch's are among them."""

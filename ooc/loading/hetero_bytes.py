@@ -7,9 +7,10 @@ from ooc.loading.batch_bytes import PIECES, ScanBytes, ScanSize
 from ooc.loading.collate import SampledBatch
 from ooc.loading.hetero import HeteroCollator
 from ooc.loading.hetero_rows import TypedPreAggregation
+from ooc.loading.read_strategy import AHEAD
 from ooc.runtime.memory_plan import SHARES
 
-_ROWS_ALIVE = 5.0
+_ROWS_ALIVE = 4.0
 """Rows of the first layer's width that a step holds at once for each of its destinations: sums over edge types, gradients"""
 _ENTRY_BYTES = 6
 """of an entry of a scan, but for its row: its target, and a part of where each row's entries begin"""
@@ -67,11 +68,13 @@ class HeteroScanBytes(ScanBytes):
         kept = sum(subgraph.edges[key].nbytes for key in subgraph.edges if key not in typed.edge_types)
         first = sum(16 * sum(subgraph.num_edges[key][:-1]) + subgraph.edges[key].indptr.nbytes for key in typed.edge_types)
         others = sum(node.nbytes for name, node in subgraph.node.items() if name not in typed.types)
+        sums = self.self_row_bytes * rows
+        collated = self.batch.collator.nbytes(subgraph, typed) - self_rows - sums
         return ScanSize(
-            sums=self.batch.collator.nbytes(subgraph, typed) - self_rows + kept + first + others + 4 * rows + 28 * own,
+            sums=sums + kept + first + others + 4 * rows + 28 * own,
             self_rows=self_rows,
             entries=((4 if typed.num_rows < 2**31 else 8) + _ENTRY_BYTES) * (wanted + own),
             activations=self.batch.activation_bytes(drawn),
-            besides=drawing + PIECES * self.piece_bytes,
+            besides=drawing + PIECES * self.piece_bytes + (AHEAD + 1) * collated,
             copied=self_rows,
         )

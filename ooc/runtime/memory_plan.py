@@ -135,7 +135,9 @@ class MemoryPlan:
     graph: TopologyBytes = field(default_factory=TopologyBytes)
     """what `topology` is part of"""
     states: int = 0
-    """what `beside_history` has left to histories, or to a memory of nodes"""
+    """what `beside_history` or `beside_tables` has left to histories, to a memory of nodes or to embedding tables"""
+    whole: bool = False
+    """whether `states` has all rows of embedding tables"""
 
     def enough_for(self, batches: int) -> int:
         """The memory of the process to advise where batches need so many bytes."""
@@ -234,6 +236,22 @@ class MemoryPlan:
         left = _HISTORY_SHARE - 1
         in_flight, max_batch = self.in_flight * left // _HISTORY_SHARE, self.max_batch * left // _HISTORY_SHARE
         return replace(self, in_flight=in_flight, max_batch=max_batch, states=self.batches - in_flight - 3 * max_batch)
+
+    def beside_tables(self, nbytes: int) -> Self:
+        """The plan of batches whose run has embedding tables of so many bytes: they are in RAM if they take a quarter at most,
+        and else have as much as a history."""
+        if nbytes > self.batches // _HISTORY_SHARE:
+            return self.beside_history()
+        in_flight, max_batch = (share + -share * nbytes // self.batches for share in (self.in_flight, self.max_batch))
+        return replace(
+            self, in_flight=in_flight, max_batch=max_batch, states=self.batches - in_flight - 3 * max_batch, whole=True
+        )
+
+    @property
+    def table_rows(self) -> int:
+        """For rows of embedding tables in RAM: what is left to them if it has all of them, else half, and as much again for
+        those that wait to be written."""
+        return self.states if self.whole else self.states // 2
 
     def parts(self) -> dict[str, int]:
         """Bytes by purpose, for people; an indented one is part of the one above."""

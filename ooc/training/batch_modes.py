@@ -16,7 +16,7 @@ from ooc.config.fan_outs import ALL_OTHERS
 from ooc.config.nodes import TrainConfig
 from ooc.graph.blocks import Subgraph
 from ooc.history.embedding_tables import FOLDER as TABLES
-from ooc.history.embedding_tables import EmbeddingTables, bytes_per_node, shares_of_tables, table_row_bytes
+from ooc.history.embedding_tables import EmbeddingTables, bytes_in_ram, bytes_per_node, shares_of_tables, table_row_bytes
 from ooc.history.history import Growth
 from ooc.layerwise.full_neighbor_pass import full_hops
 from ooc.layerwise.layerwise_pass import LayerwisePass
@@ -83,7 +83,7 @@ class BatchMode(NodeMode):
         kept = self.node_bytes * dataset.num_nodes
         self.budget = plan_memory(dataset, model_bytes(config, self.model) + kept, self._columns())
         if self.table_shapes:
-            self.budget = self.budget.beside_history()
+            self.budget = self.budget.beside_tables(bytes_in_ram(self.table_shapes, config.optimizer))
         self.loader = self._make_loader()
         self.by_layers = has_layers(self.model) and not dataset.is_hetero
         self.evaluators = {} if self.scores_by_layers else self._make_evaluators()
@@ -189,7 +189,8 @@ class BatchMode(NodeMode):
         config = self.config
         common: dict[str, Any] = {"replace": config.replace, "weight_attr": config.weight_attr, "device": self.device}
         if self.table_shapes:
-            common["beside"] = bytes_per_node(self.table_shapes, config.optimizer, config.accumulate)
+            rooms = config.accumulate, self.budget.table_rows
+            common["beside"] = bytes_per_node(self.table_shapes, config.optimizer, *rooms)
         return {
             **common,
             **WHOLE,
@@ -255,7 +256,7 @@ class BatchMode(NodeMode):
         settings: dict[str, Any] = {
             "seed": config.seed,
             "optimizer": config.optimizer,
-            "max_bytes": self.budget.history,
+            "max_bytes": self.budget.table_rows,
             **more,
         }
         tables = EmbeddingTables.open(config.out / TABLES, self.table_shapes, **settings)
@@ -421,7 +422,7 @@ class BatchMode(NodeMode):
         """What is known of histories or embedding tables before there are any."""
         shapes, cost = self.table_shapes, cost_of(self.loader.strategy.stages.load.x)
         rows = {name: (count, table_row_bytes(width, self.config.optimizer)) for name, (count, width) in shapes.items()}
-        rooms = shares_of_tables(shapes, self.budget.history)
+        rooms = shares_of_tables(shapes, self.budget.table_rows)
         return [table_shape(name, *own, rooms[name], AHEAD, cost) for name, own in rows.items()]
 
     def upkeep(self, steps: int, asked: float) -> Upkeep:

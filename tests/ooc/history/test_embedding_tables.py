@@ -64,9 +64,9 @@ def in_ram(initial: np.ndarray, nodes: list[np.ndarray], optimizer: str = "adam"
     return table.weight.detach().numpy().copy()
 
 
-@pytest.fixture
+@pytest.fixture(params=[LARGE, NOTHING])
 def table(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[EmbeddingTable]:
-    found = open_table(tmp_path / "table", getattr(request, "param", NOTHING))
+    found = open_table(tmp_path / "table", request.param)
     yield found
     found.close()
 

@@ -74,7 +74,7 @@ def test_what_a_run_reads_and_writes_is_predicted(
 ) -> None:
     """Features in superbatches, and embedding tables in RAM, or read and written by each batch."""
     if tables == "disk":
-        monkeypatch.setattr(MemoryPlan, "history", property(lambda self: 2048))
+        monkeypatch.setattr(MemoryPlan, "table_rows", property(lambda self: 2048))
     summary = ooc.train(configure(store, tmp_path / "run", **settings(eval_splits=["test"])))
     predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]
     for name in ("bytes_read", "rows_read", "rows_asked", "hit_rate"):

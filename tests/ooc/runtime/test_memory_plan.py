@@ -103,6 +103,18 @@ def test_a_topology_that_grows_with_the_memory_is_part_of_what_would_do(memory: 
     assert refusal(max(memory, int(0.99 * least)), topology=graph, **stays)
 
 
+@given(memory=st.integers(10**9, 10**10), nbytes=st.integers(0, 10**10))
+def test_tables_that_take_a_quarter_at_most_are_in_ram_whole(memory: int, nbytes: int) -> None:
+    plan = divide(memory, baseline=10**8)
+    beside = plan.beside_tables(nbytes)
+    if nbytes > plan.batches // 4:
+        assert beside == plan.beside_history()
+        assert beside.table_rows == beside.states // 2
+        return
+    assert nbytes <= beside.table_rows <= nbytes + 4
+    assert beside.batches + beside.table_rows == plan.batches
+
+
 @given(memory=st.integers(10**9, 10**10), graph=graphs, states=st.booleans(), need=st.integers(1, 10**11))
 def test_what_would_do_counts_the_topology_and_the_state_of_nodes(
     memory: int, graph: TopologyBytes, states: bool, need: int

@@ -47,7 +47,7 @@ def by_ooc(a: argparse.Namespace) -> Result:
     """A run of `ooc.train`, in RAM or from disk under the limit."""
     in_ram = a.arm == OOC_RAM
     if not in_ram:
-        limit_memory(a.limit)
+        limit_memory(a.limit, "ooc_hetero")  # a group of its own: others run benchmarks too
     import ooc
     from ooc.stores.process import resident_bytes
 
