@@ -130,6 +130,30 @@ def test_links_without_those_of_their_batch(tmp_path: Path, negatives: str) -> N
     assert len(loader) == -(-edges.size(1) // 30)
 
 
+def test_links_of_several_types_without_those_of_their_batch(tmp_path: Path) -> None:
+    """R-SAGE; the links of a batch are missing from their own edge type and from its reverse, and from no other."""
+    torch.manual_seed(0)
+    likes, near = torch.stack([torch.randint(0, 20, (90,)), torch.randint(0, 15, (90,))]), torch.randint(0, 15, (2, 50))
+    data, keys = HeteroData(), [("user", "likes", "item"), ("item", "rev_likes", "user"), ("item", "near", "item")]
+    data["user"].x, data["item"].x = torch.randn(20, 6), torch.randn(15, 4)
+    for key, edges in zip(keys, (likes, likes.flip(0), near), strict=True):
+        data[key].edge_index = edges
+    widths = {"user": 6, "item": 4}, dict.fromkeys(("user", "item"), 8)
+    first, second = (HeteroConv({key: SAGEConv((each[key[0]], each[key[2]]), 8) for key in keys}) for each in widths)
+    with ooc.from_data(data, tmp_path / "links.ooc") as ds, torch.no_grad():
+        how: dict[str, Any] = {"neg_sampling": "binary", "batch_size": 20, "shuffle": True, "seed": 1}
+        for batch in ooc.LinkNeighborLoader(ds, [-1, -1], (keys[0], None), **how):
+            links = likes[:, batch[keys[0]].input_id]
+            rest = likes[:, ~torch.isin(likes[0] * 15 + likes[1], links[0] * 15 + links[1])]
+            edge_index = dict(zip(keys, (rest, rest.flip(0), near), strict=True))
+            wanted, found = (
+                second({name: rows.relu() for name, rows in first(x, edges).items()}, edges)
+                for x, edges in ((data.x_dict, edge_index), (batch.x_dict, batch.edge_index_dict))
+            )
+            for name, end in zip(("user", "item"), batch[keys[0]].edge_label_index, strict=True):
+                torch.testing.assert_close(found[name][end], wanted[name][batch[name].n_id[end]], **CLOSE)
+
+
 def graphs_by_pyg(model: GraphModel, pooling: str, batch: Any) -> Tensor:
     """Outputs of PyG's GINE with the model's parameters."""
     rows, last = batch.x, len(model.nodes.layers) - 1
