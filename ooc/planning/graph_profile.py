@@ -22,6 +22,12 @@ from ooc.stores.io.read_plan import ReadCost
 
 UNITS = 4
 """units of graphs in memory at once: one is read, one is ready, and batches are made of two"""
+CHANGES = {
+    "read": "store features in fewer bytes, or use a faster disk",
+    "consumer": "the disk keeps up, so only a smaller model, or a faster processor or GPU, would help",
+    "collate": "narrower features would help",
+}
+"""what helps where a stage takes the longest"""
 _AT_ONCE = 2**20
 """graphs whose sizes are added up at once"""
 
@@ -63,6 +69,9 @@ def profile_graphs(
         seconds: What each part may take.
     """
     begun, loader = time.perf_counter(), make(None)
+    loader.stop_before(1)
+    _run(loader, lambda batch: None, 1, seconds)  # loads the kernels
+    loader = make(None)
     loader.stop_before(steps)
     with MemoryMeter("plan", period_s=0.005) as meter:
         filled_s, taken = _run(loader, step, LEAST_STEPS + WARM_STEPS, seconds)
@@ -109,9 +118,10 @@ def _measured(loader: GraphLoader, filled_s: float, taken: Sequence[float]) -> t
     held = min(UNITS * loader.budget.graphs, nbytes) - nbytes * min(1.0, counts.rows / max(1, rows))
     steady = list(taken[WARM_STEPS:]) or list(taken)
     own = _of_a_batch(times, count)
+    planned = times["plan"]["work_s"] * asked / max(1, counts.rows)  # ahead of the batches, as they are read
     costs = BatchCosts(
         sample_s=0.0,
-        group_s=own.get("plan", 0.0),
+        group_s=planned,
         collate_s=own.get("collate", 0.0),
         step_s=own.get(CONSUMER, 0.0),
         together_s=float(np.mean(steady)),

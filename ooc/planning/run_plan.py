@@ -1,7 +1,7 @@
 """PURE: profile + budget -> `Plan`: what a run will take, why, and what would change it."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ooc.planning.choose_mode import ModeChoice
@@ -47,6 +47,8 @@ class RunFacts:
     upkeep: Upkeep = Upkeep()
     even_rows: bool = True
     """whether all rows on disk are of that length, so that bytes needed follow from their number"""
+    changes: Mapping[str, str] = field(default_factory=lambda: CHANGES)
+    """what helps where a stage takes the longest"""
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ def plan(profile: RunProfile, budget: MemoryPlan, run: RunFacts) -> Plan:
         bottleneck=bottleneck(stages),
         beforehand_seconds=run.upkeep.beforehand * costs.sample_s,
     )
-    advice = advise(stages, whole.seconds, seconds_per_epoch, others)
+    advice = advise(stages, whole.seconds, seconds_per_epoch, others, run.changes)
     return Plan(budget, prediction, costs, others, advice, run.steps, profile.steps, profile.seconds)
 
 
@@ -255,8 +257,28 @@ NAMES = {
 """of stages, for people"""
 
 
-def advise(stages: Mapping[str, float], seconds: float, seconds_per_epoch: float, others: Mapping[str, float]) -> str:
-    """One sentence on what to change. stages: seconds of work; seconds: of training; others: seconds an epoch otherwise.
+CHANGES = {
+    "read": "give more memory, store features in fewer bytes, or use a faster disk",
+    "consumer": "the disk keeps up, so only a smaller model, fewer neighbors, or a faster processor or GPU, would help",
+    "sample": "a smaller fan-out or, where edges stay on disk, more memory would help",
+    "group": "a smaller fan-out, or rows in memory where they fit, would help",
+    "sum": "a smaller fan-out or narrower features would help",
+    "collate": "a smaller fan-out or narrower features would help",
+    "pull": "more parts per batch, histories in float16 or a smaller hidden width would help",
+    "tables": "more memory, a smaller hidden width or a smaller fan-out would help",
+}
+"""what helps where a stage takes the longest"""
+
+
+def advise(
+    stages: Mapping[str, float],
+    seconds: float,
+    seconds_per_epoch: float,
+    others: Mapping[str, float],
+    changes: Mapping[str, str] = CHANGES,
+) -> str:
+    """One sentence on what to change. stages: seconds of work; seconds: of training; others: seconds an epoch otherwise;
+    changes: what helps, by stage.
 
     >>> advise({"read": 9.0, "consumer": 1.0}, 10.0, 10.0, {"4 GB of memory": 6.0})
     'Reading takes 90 % of the time: with 4 GB of memory an epoch would take 6 s instead of 10 s.'
@@ -267,14 +289,4 @@ def advise(stages: Mapping[str, float], seconds: float, seconds_per_epoch: float
     if worst == "read" and best is not None and others[best] < (1 - WORTH) * seconds_per_epoch:
         better = f"with {best} an epoch would take {others[best]:.3g} s instead of {seconds_per_epoch:.3g} s"
         return f"{share}: {better}."
-    changes = {
-        "read": "give more memory, store features in fewer bytes, or use a faster disk",
-        "consumer": "the disk keeps up, so only a smaller model, fewer neighbors, or a faster processor or GPU, would help",
-        "sample": "a smaller fan-out or, where edges stay on disk, more memory would help",
-        "group": "a smaller fan-out, or rows in memory where they fit, would help",
-        "sum": "a smaller fan-out or narrower features would help",
-        "collate": "a smaller fan-out or narrower features would help",
-        "pull": "more parts per batch, histories in float16 or a smaller hidden width would help",
-        "tables": "more memory, a smaller hidden width or a smaller fan-out would help",
-    }
     return f"{share}: {changes.get(worst, 'the others wait for it')}."

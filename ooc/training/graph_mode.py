@@ -19,7 +19,7 @@ from ooc.metrics.tasks import LabelTask
 from ooc.models.graph_models import fields_taken, forward_graphs
 from ooc.models.layers import autocast, evaluating
 from ooc.models.user_models import edge_dim_of
-from ooc.planning.graph_profile import profile_graphs
+from ooc.planning.graph_profile import CHANGES, profile_graphs
 from ooc.planning.run_plan import Plan, RunFacts, plan
 from ooc.runtime.clock import write_trace
 from ooc.runtime.keyed_random import Purpose, key
@@ -116,7 +116,7 @@ class GraphMode(LabelMode):
                 min(steps, each),
                 seconds,
             )
-        return replace(plan(found, self.budget, RunFacts(each, steps, 0, scored)), reading=self._reading)
+        return replace(plan(found, self.budget, RunFacts(each, steps, 0, scored, changes=CHANGES)), reading=self._reading)
 
     def _trial_loader(self, split: str | None) -> GraphLoader:
         """A loader of its own for a profile, of a split to score or of the training graphs."""

@@ -180,6 +180,7 @@ def test_what_a_run_reads_is_predicted(store: Path, tmp_path: Path, monkeypatch:
     assert found.hit_rate is None
     assert found.seconds_per_epoch * 3 == pytest.approx(found.first_epoch_seconds + 2 * (found.later_epoch_seconds or 0))
     assert "read; " in str(planned)
+    assert "fan-out" not in planned.advice
 
 
 def test_an_epoch_of_graphs_takes_as_long_as_its_slowest_stage() -> None:
