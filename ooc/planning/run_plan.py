@@ -35,6 +35,19 @@ class Upkeep:
     scan_peak: int = 0
 
 
+CHANGES = {
+    "read": "give more memory, store features in fewer bytes, or use a faster disk",
+    "consumer": "the disk keeps up, so only a smaller model, fewer neighbors, or a faster processor or GPU, would help",
+    "sample": "a smaller fan-out or, where edges stay on disk, more memory would help",
+    "group": "a smaller fan-out, or rows in memory where they fit, would help",
+    "sum": "a smaller fan-out or narrower features would help",
+    "collate": "a smaller fan-out or narrower features would help",
+    "pull": "more parts per batch, histories in float16 or a smaller hidden width would help",
+    "tables": "more memory, a smaller hidden width or a smaller fan-out would help",
+}
+"""what helps where a stage takes the longest"""
+
+
 @dataclass(frozen=True)
 class RunFacts:
     """What the planner must know of a run besides its profile. steps: batches of the whole run; row_bytes: of a row as stored,
@@ -255,19 +268,6 @@ NAMES = {
     "consumer": "the model",
 }
 """of stages, for people"""
-
-
-CHANGES = {
-    "read": "give more memory, store features in fewer bytes, or use a faster disk",
-    "consumer": "the disk keeps up, so only a smaller model, fewer neighbors, or a faster processor or GPU, would help",
-    "sample": "a smaller fan-out or, where edges stay on disk, more memory would help",
-    "group": "a smaller fan-out, or rows in memory where they fit, would help",
-    "sum": "a smaller fan-out or narrower features would help",
-    "collate": "a smaller fan-out or narrower features would help",
-    "pull": "more parts per batch, histories in float16 or a smaller hidden width would help",
-    "tables": "more memory, a smaller hidden width or a smaller fan-out would help",
-}
-"""what helps where a stage takes the longest"""
 
 
 def advise(
