@@ -8,9 +8,12 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ooc.stores.errors import ConfigError
 
+PAIRS_AT_ONCE = 2**16
+"""pairs whose hidden rows a perceptron makes at once; a fixed number, so that scores do not depend on the memory"""
 DecoderName = Literal["dot", "mlp", "distmult"]
 
 
@@ -66,8 +69,15 @@ class MLPDecoder(nn.Module):
         return out.squeeze(-1) if self.scores else out
 
     def every(self, src: Tensor, dst: Tensor) -> Tensor:
-        """Scores of every source [b, d] with every destination [m, d]: [b, m]; b * m * hidden numbers at once."""
-        return self(src.unsqueeze(1), dst.unsqueeze(0))
+        """Scores of every source [b, d] with every destination [m, d]: [b, m].
+
+        Hidden rows of `PAIRS_AT_ONCE` pairs are in memory at once, and made again in the backward pass.
+        """
+        at_once = max(1, PAIRS_AT_ONCE // max(1, len(dst)))
+        if len(src) <= at_once:
+            return self(src.unsqueeze(1), dst.unsqueeze(0))
+        parts = (checkpoint(self, some.unsqueeze(1), dst.unsqueeze(0), use_reentrant=False) for some in src.split(at_once))
+        return torch.cat([*parts])
 
 
 class DistMultDecoder(nn.Module):

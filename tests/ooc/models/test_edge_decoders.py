@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from ooc.models import edge_decoders
 from ooc.models.edge_decoders import DistMultDecoder, DotDecoder, MLPDecoder, make_decoder
 from ooc.stores.errors import ConfigError
 
@@ -17,6 +18,29 @@ def test_shared_destinations_are_scored_as_pairs_are(name: str) -> None:
     torch.testing.assert_close(every, pairs)
     torch.testing.assert_close(decoder.every(src, dst), pairs)
     assert decoder(src[:0], src[:0]).shape == (0,)
+
+
+def test_hidden_rows_of_all_pairs_are_not_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 12 pairs at a time; scores and gradients are those of all pairs together, also with dropout."""
+    made = MLPDecoder(6, hidden=32, dropout=0.5).double()
+    src, dst = (torch.randn(count, 6, dtype=torch.float64, requires_grad=True) for count in (20, 5))
+    torch.manual_seed(3)
+    kept: list[int] = []
+    monkeypatch.setattr(edge_decoders, "PAIRS_AT_ONCE", 12)
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each.numel()) or each, lambda each: each):
+        scores = made.every(src, dst)
+    assert scores.shape == (20, 5)
+    assert max(kept) <= 20 * 6 < 20 * 5 * 32
+    scores.sum().backward()
+    made.zero_grad()
+    src.grad = dst.grad = None
+    found = []
+    for at_once in (12, 1000):
+        monkeypatch.setattr(edge_decoders, "PAIRS_AT_ONCE", at_once)
+        scores = made.eval().every(src, dst)
+        found.append((scores.detach(), *torch.autograd.grad((scores**2).sum(), [src, dst, *made.parameters()])))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_they_are_their_formulas() -> None:
