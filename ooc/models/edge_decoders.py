@@ -76,7 +76,9 @@ class MLPDecoder(nn.Module):
         at_once = max(1, PAIRS_AT_ONCE // max(1, len(dst)))
         if len(src) <= at_once:
             return self(src.unsqueeze(1), dst.unsqueeze(0))
-        parts = (checkpoint(self, some.unsqueeze(1), dst.unsqueeze(0), use_reentrant=False) for some in src.split(at_once))
+        parts = (
+            checkpoint(self, some.unsqueeze(1), dst.unsqueeze(0), use_reentrant=False) for some in torch.split(src, at_once)
+        )
         return torch.cat([*parts])
 
 
