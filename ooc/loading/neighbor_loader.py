@@ -155,7 +155,7 @@ class NeighborLoader(SeedLoader):
             of each node's tree. Always so with times.
         time_attr: Times that limit what a seed reaches: a node array (an edge is as late as its source; types without it are
             not limited), or "time" for the times of edges, which "edge_time" stands for too. Batches have it as a field.
-        temporal_strategy: "uniform", or "last" for the latest edges.
+        temporal_strategy: "uniform", or "last" for the latest edges, of types that have times.
         input_time: Time of each input node, [k] in their order (a mask's nodes ascending); None: their own. An edge or node at
             that very time is reached. Batches have `seed_time` [b].
         seed: Of the order and the draws; None: from torch's generator, when the loader is made, so that `torch.manual_seed`

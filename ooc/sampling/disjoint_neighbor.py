@@ -37,7 +37,7 @@ class Times:
     of_nodes: Mapping[str, AnyArray] = field(default_factory=dict)
     """[N] by node type: an edge is as late as its source"""
     latest: bool = False
-    """whether the latest edges are taken (PyG's temporal_strategy "last"), not a uniform sample"""
+    """whether the latest edges of types with times are taken (PyG's temporal_strategy "last"), not a uniform sample"""
 
     def of(self, key: EdgeKey) -> tuple[int, AnyArray]:
         """(what limits the edges of a type, the times)."""
@@ -190,7 +190,7 @@ class DisjointSampler(HeteroNeighborSampler):
             self.num_nodes[name[2]],
             sampler.fanout[hop],
             sampler.replace,
-            self.times.latest,
+            self.times.latest and kind != _ANY_TIME,
             trees.key,
             kind,
             time,

@@ -82,8 +82,9 @@ def drawn(
 ) -> list[int]:
     """Slots drawn at a node of a tree; late: [E], the time of each edge, None for types without."""
     slots = [s for s in range(*graph.slots(v)) if late is None or late[s] <= until]
+    last = last and late is not None  # as in PyG, a type without times has a uniform sample
     if last and 0 <= fanout < len(slots):
-        return sorted(sorted(slots, key=lambda s: (0 if late is None else late[s], s))[len(slots) - fanout :])
+        return sorted(sorted(slots, key=lambda s: (late[s], s))[len(slots) - fanout :])  # type: ignore[index]
     stream = Stream(numbered(key, number), v)
     if fanout < 0 or not slots or ((last or not replace) and len(slots) <= fanout):
         return slots
@@ -141,6 +142,21 @@ def test_trees_hold_nothing_later_than_their_time(
         own = tree_key(key, seed)
         expected = timed_tree(graphs, late, fanout, seed, until, replace=replace, key=own, last=last)
         assert {each: edges[each] for each in graphs} == expected
+
+
+def test_edges_without_times_are_drawn_uniformly_beside_the_latest() -> None:
+    in_edges = np.arange(12), np.zeros(12, np.int64)
+    graphs = {CITES: bipartite(*in_edges, 12, time=np.arange(12)), WRITES: bipartite(*in_edges, 12)}
+    seed, until, drawn = {"paper": np.array([0])}, {"paper": np.array([20])}, []
+    for latest in (False, True):
+        times = Times({CITES: graphs[CITES].columns["time"]}, latest=latest)
+        sampler = DisjointSampler(graphs, {"paper": 12, "author": 12}, [3], times=times)
+        found = [sampler.sample(seed, key, until) for key in range(8)]
+        drawn.append([each.edges[WRITES].slot.tolist() for each in found])
+        if latest:
+            assert all(each.edges[CITES].slot.tolist() == [9, 10, 11] for each in found)
+    assert drawn[0] == drawn[1]
+    assert len(set(map(tuple, drawn[1]))) > 1
 
 
 def test_whole_numbers_and_fractions_compare_as_numbers() -> None:
