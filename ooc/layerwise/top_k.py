@@ -31,6 +31,8 @@ from ooc.stores.sizes import format_bytes, parse_bytes
 SOURCES, ITEMS = 512, 4096
 """of a tile of scores"""
 _EDGES_AT_ONCE = 2**22
+_LINK_BYTES = 64
+"""of memory that a known link of a source takes while those of a group are put in order"""
 
 
 class TopK(NamedTuple):
@@ -87,8 +89,7 @@ def top_k(
     >>> best = ooc.top_k(ooc.embed("runs/links", "shop.ooc"), 20, sources=users, items=products, known=ds)
     >>> best.item[0]  # of users[0]
     """
-    if isinstance(k, bool) or k != int(k) or k < 1:
-        raise ConfigError(f"k must be a whole number of 1 or more, not {k!r}")
+    check_k(k)
     with ExitStack() as opened:
         own = _embeddings(rows, "rows", opened)
         other = own if item_rows is None else _embeddings(item_rows, "item_rows", opened)
@@ -101,9 +102,15 @@ def top_k(
             raise ConfigError(f"decoder {decoder!r} has parameters: give the trained module, not its name")
         ranking = Ranking(own, other, model, item, _known_of(known, count), item_rows is None)
         found = TopK.empty(source, int(k))
-        for part in ranking.groups(len(source), int(k), memory):
+        for part in ranking.groups(source, int(k), memory):
             ranking.fill(TopK(found.source[part], found.item[part], found.score[part]))
         return found
+
+
+def check_k(k: Any) -> None:
+    """Raise ConfigError for a number of items to keep that is none."""
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise ConfigError(f"k must be a whole number of 1 or more, not {k!r}")
 
 
 @dataclass(frozen=True)
@@ -124,10 +131,22 @@ class Ranking:
     known: "KnownLinks"
     same: bool
 
-    def groups(self, num_sources: int, k: int, memory: str | int | None) -> Iterator[slice]:
-        """Sources that the memory holds lists of k items of at once. Raises BudgetError where it holds none."""
-        group = _group_of(k, self.rows.shape[1], memory)
-        return (slice(start, min(start + group, num_sources)) for start in range(0, num_sources, group))
+    def groups(self, source: Ids, k: int, memory: str | int | None) -> Iterator[slice]:
+        """Parts of `source` (int64[n]) whose rows, known links and lists of k items the memory holds at once.
+
+        Raises BudgetError where it does not hold those of one tile.
+        """
+        limit, width = ProcessMemory.measure(None if memory is None else parse_bytes(memory)), self.rows.shape[1]
+        left = _room(limit, width)
+        links = np.add.reduceat(self.known.counts(source), np.arange(0, len(source), SOURCES)) if len(source) else source
+        need = SOURCES * (12 * k + 8 * width) + _LINK_BYTES * links
+        if len(need) and need.max() > left:
+            whole = format_bytes(limit.limit + RANKED_SHARE * (int(need.max()) - left))
+            raise BudgetError(
+                f"ranking {SOURCES} sources at a time, which have up to {int(links.max()):,} known links, takes {whole} of "
+                f"memory, more than {format_bytes(limit.limit)}: give that much, or a smaller k"
+            )
+        return _grouped(need, left, len(source))
 
     def fill(self, best: TopK) -> None:
         """Fill the lists of some sources in one pass over the items. Raises OocError for a score that is NaN."""
@@ -161,18 +180,21 @@ def _read(rows: Rows, ids: Ids) -> Tensor:
     return torch.from_numpy(out).float()
 
 
-def _group_of(k: int, width: int, memory: str | int | None) -> int:
-    """Sources of a group, a multiple of a tile."""
-    limit = ProcessMemory.measure(None if memory is None else parse_bytes(memory))
-    left = (limit.limit - limit.baseline) // RANKED_SHARE - 4 * ITEMS * (width + 3 * SOURCES)
-    a_tile = SOURCES * (12 * k + 8 * width)
-    if left < a_tile:
-        need = format_bytes(limit.limit - RANKED_SHARE * (left - a_tile))
-        raise BudgetError(
-            f"ranking {SOURCES} sources at a time takes {need} of memory, more than {format_bytes(limit.limit)}: "
-            "give that much, or a smaller k"
-        )
-    return left // a_tile * SOURCES
+def _room(limit: ProcessMemory, width: int) -> int:
+    """Bytes for the sources of a group, beside a tile of scores and of items' rows."""
+    return (limit.limit - limit.baseline) // RANKED_SHARE - 4 * ITEMS * (width + 3 * SOURCES)
+
+
+def _grouped(need: Ids, room: int, num_sources: int) -> Iterator[slice]:
+    """Tiles of sources in as few groups as fit; need: bytes of each tile, none more than `room`."""
+    first, taken = 0, 0
+    for tile, each in enumerate(need.tolist()):
+        if taken + each > room:
+            yield slice(first, tile * SOURCES)
+            first, taken = tile * SOURCES, 0
+        taken += each
+    if first < num_sources:
+        yield slice(first, num_sources)
 
 
 class KnownLinks:
@@ -181,6 +203,18 @@ class KnownLinks:
     def __init__(self, pair: Ids | None, edges: EdgeSet | None = None) -> None:
         self._edges = edges
         self._pair = np.empty((2, 0), np.int64) if pair is None else pair[:, np.argsort(pair[0], kind="stable")]
+
+    def counts(self, source: Ids) -> Ids:
+        """How many links each of `source` (int64[n]) has: int64[n]."""
+        if self._edges is None:
+            first, last = (np.searchsorted(self._pair[0], source, side) for side in ("left", "right"))
+            return np.asarray(last - first)
+        if self._edges.undirected:
+            return self._edges.graph.degree(source)
+        count = np.zeros(int(source.max(initial=-1)) + 1, np.int64)
+        for src, _ in _pieces(self._edges):
+            np.add.at(count, src[src < len(count)], 1)
+        return count[source]
 
     def of(self, source: Ids) -> tuple[Ids, Ids]:
         """The items known to each of `source` (int64[n]): (indptr int64[n+1], items, ascending of each)."""

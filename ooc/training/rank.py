@@ -17,7 +17,7 @@ import pyarrow as pa
 from ooc.graph.hetero import EdgeKey
 from ooc.layerwise.exact_pass import ExactPass
 from ooc.layerwise.layerwise_pass import Progress
-from ooc.layerwise.top_k import KnownLinks, Ranking, TopK
+from ooc.layerwise.top_k import KnownLinks, Ranking, TopK, check_k
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
@@ -106,8 +106,7 @@ def rank(
 def _check(out: Path, k: Any) -> None:
     """Raise ConfigError for a k or a file that cannot be, and StoreError for a file that is there."""
     check_table(out)
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise ConfigError(f"k must be a whole number of 1 or more, not {k!r}")
+    check_k(k)
     check_absent(out)
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"{out}: its directory does not exist; make it first")
@@ -131,7 +130,7 @@ def _tables(ranking: Ranking, ds: Dataset, key: EdgeKey, k: int, progress: Progr
     source, target = ds.nodes(key[0]), ds.nodes(key[2])
     count, at_once = source.num_nodes, max(1, ROWS_AT_ONCE // k)
     yield _table(TopK.empty(np.arange(0), k), source, target)  # of a store without sources too
-    for part in ranking.groups(count, k, ds.process_memory.limit):
+    for part in ranking.groups(np.arange(count), k, ds.process_memory.limit):
         best = TopK.empty(np.arange(part.start, part.stop), k)
         ranking.fill(best)
         for start in range(0, len(best.source), at_once):

@@ -1,5 +1,6 @@
 """The best items of every source against a sort of all scores."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import zarr
 
 import ooc
 from ooc.layerwise import top_k as module
-from ooc.models.edge_decoders import DistMultDecoder, MLPDecoder
+from ooc.models.edge_decoders import DistMultDecoder, DotDecoder, MLPDecoder
+from ooc.stores.arrays.rows import ArrayRows
 from ooc.stores.errors import BudgetError, ConfigError, InputError, OocError
 from tests.conftest import MakeStore
 
@@ -80,9 +82,33 @@ def test_the_lists_do_not_depend_on_the_memory(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "SOURCES", 32)
     rows = np.random.default_rng(3).standard_normal((N, 16), dtype=np.float32)
     whole = ooc.top_k(rows, 5)
-    monkeypatch.setattr(module, "_group_of", lambda *_: 32)
+    monkeypatch.setattr(module, "_room", lambda *_: 32 * (12 * 5 + 8 * 16))
     parts = ooc.top_k(rows, 5)
     assert all(np.array_equal(a, b) for a, b in zip(whole, parts, strict=True))
+
+
+@pytest.mark.parametrize("undirected", [None, False, True])
+def test_known_links_count_for_the_memory(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, undirected: bool | None
+) -> None:
+    """Sources 0 to 3 have 5 known links each, the others none."""
+    monkeypatch.setattr(module, "SOURCES", 2)
+    src, dst = np.repeat(np.arange(4), 5), np.tile(np.arange(4, 9), 4)
+    known, plain, links = module.KnownLinks(np.stack([src, dst])), 2 * (12 * 3 + 8 * WIDTH), 10 * module._LINK_BYTES
+    rows = ArrayRows(np.zeros((10, WIDTH), np.float32))
+    with ExitStack() as opened:
+        if undirected is not None:
+            more = (np.concatenate([src, dst]), np.concatenate([dst, src])) if undirected else (src, dst)
+            store = make_store(num_nodes=10, src=more[0], dst=more[1], undirected=undirected)
+            known = module.KnownLinks(None, opened.enter_context(ooc.open(store)).edges())
+        sources = np.array([0, 1, 2, 3, 9, 9, 9])
+        ranking = module.Ranking(rows, rows, DotDecoder(), np.arange(10), known, same=True)
+        assert known.counts(sources).tolist() == [5, 5, 5, 5, 0, 0, 0]
+        monkeypatch.setattr(module, "_room", lambda *_: 2 * plain + links)
+        assert list(ranking.groups(sources, 3, None)) == [slice(0, 2), slice(2, 6), slice(6, 7)]
+        monkeypatch.setattr(module, "_room", lambda *_: plain + links - 1)
+        with pytest.raises(BudgetError, match="2 sources at a time, which have up to 10 known links, takes"):
+            ranking.groups(sources, 3, None)
 
 
 def test_what_does_not_fit_is_refused(rows: np.ndarray, make_store: MakeStore, tmp_path: Path) -> None:
@@ -90,6 +116,7 @@ def test_what_does_not_fit_is_refused(rows: np.ndarray, make_store: MakeStore, t
         for given, error, words in (
             ({"rows": rows.astype(int)}, ConfigError, "must be embeddings"),
             ({"k": 0}, ConfigError, "k must be a whole number"),
+            ({"k": "ten"}, ConfigError, "k must be a whole number"),
             ({"sources": [0, N]}, InputError, rf"sources\[1\] is {N}, which is no node"),
             ({"items": [0.5]}, ConfigError, "items must be node ids"),
             ({"decoder": "mlp"}, ConfigError, "has parameters: give the trained module"),
@@ -97,7 +124,7 @@ def test_what_does_not_fit_is_refused(rows: np.ndarray, make_store: MakeStore, t
             ({"known": other}, ConfigError, f"known has 9 nodes and rows are of {N}"),
             ({"known": np.zeros((3, 2), int)}, ConfigError, r"pairs \[2, e\]"),
             ({"rows": tmp_path / "none.zarr"}, InputError, "is no Zarr array"),
-            ({"memory": "1MB"}, BudgetError, "sources at a time takes .* of memory, more than 1 MB"),
+            ({"memory": "1MB"}, BudgetError, "sources at a time, .* takes .* of memory, more than 1 MB"),
             ({"rows": np.full((N, 2), np.nan, np.float32)}, OocError, "scored a pair with NaN"),
         ):
             with pytest.raises(error, match=words):

@@ -54,7 +54,8 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(top_k, "SOURCES", 4)
     monkeypatch.setattr(top_k, "ITEMS", 5)
     monkeypatch.setattr(top_k, "_EDGES_AT_ONCE", 9)
-    monkeypatch.setattr(top_k, "_group_of", lambda *_: 8)
+    monkeypatch.setattr(top_k, "_LINK_BYTES", 0)
+    monkeypatch.setattr(top_k, "_room", lambda *_: 8 * (12 * K + 8 * SMALL["hidden"]))
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 7)
 
 
