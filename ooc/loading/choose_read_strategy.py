@@ -64,8 +64,8 @@ def neighbor_strategy(
     """The stages of sampled neighborhoods, and how their rows are read.
 
     pre_aggregation: what batches should hold in place of feature rows, where those are rows of float32. threads: that sample,
-    and that gather rows in memory. Where each seed has a tree of its own, or batches have all edges between their nodes, edges
-    are read through memory maps.
+    and that gather rows in memory. Where each seed has a tree of its own, or batches have other edges than the sampled ones,
+    edges are read through memory maps.
     """
     collator = collate.collator
     if isinstance(collator, HeteroCollator):
@@ -77,7 +77,7 @@ def neighbor_strategy(
     scanning = pre_aggregation is not None and x is not None and on_disk(x) and scan_pays(x, budget.resident_rows)
     warm = budget.topology_in_ram
     rows = [x, *(each.rows for each in collator.edge_features)]
-    mapped_edges = sampling.disjoint or sampling.induced
+    mapped_edges = sampling.disjoint or sampling.whole
     edges_stay = edges_stay_on_disk(ds, rows, sampling.weight, budget) and not mapped_edges
     row_bytes = row_bytes_of(ds, collator, pre_aggregation)
     per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
@@ -95,7 +95,7 @@ def neighbor_strategy(
     mapped = max(0, budget.topology - ds.graph.indptr.nbytes)
     topology = Topology(ds.graph, sampling.weight, mapped, warm, frontier is None, collator.columns)
     counts, draw = ReadCounts(), lambda seeds, key: (sampler.sample(seeds.node, key, seeds.left_out), 0)
-    if sampling.disjoint or sampling.induced:
+    if sampling.disjoint or sampling.whole:
         draw = drawing(ds, sampling, most, {ds.node_types[0]: per_node}, ds.node_types[0], order.nodes.held_out)
     sample = SampleStage(order, draw, topology, memory, counts, frontier, threads[0], split_seeds)
     labels = None if ds.labels is None else Labels(ds.labels, floats=ds.task == "multilabel")

@@ -71,8 +71,10 @@ class SeedLoader(BatchLoader):
             raise ConfigError(
                 f"pre_aggregation must be what `ooc.models.pre_aggregation_of(model)` returns, not {pre_aggregation!r}"
             )
-        if pre_aggregation is not None and sampling.induced:
-            raise ConfigError("pre_aggregation is for sampled edges: leave it out, or subgraph_type='induced'")
+        if pre_aggregation is not None and sampling.whole:
+            raise ConfigError(
+                f"pre_aggregation is for sampled edges: leave it out, or subgraph_type={sampling.subgraph_type!r}"
+            )
         if pre_aggregation is not None and edge_features:
             raise ConfigError("pre_aggregation has the last hop's edges summed up: leave out edge_features, or pre_aggregation")
         budget = budget or plan_memory(data)
@@ -149,8 +151,9 @@ class NeighborLoader(SeedLoader):
         transform: Called with every batch, in a thread; it should be pure.
         num_workers, prefetch_factor: Their product is how many batches of rows in memory are made in advance. Rows on disk are
             read further ahead, as far as the memory goes, so there it changes nothing.
-        subgraph_type: "directional" gives the sampled edges, "induced" all edges between a batch's nodes, where the layers
-            share one block.
+        subgraph_type: "directional" gives the sampled edges, "bidirectional" these and their reverses, without duplicates,
+            "induced" all edges between a batch's nodes. With the last two the layers share one block. A reverse has the id and
+            the features of its edge; where the store has a reverse edge type, it is that type's edge.
         disjoint: Whether each seed has a tree of its own, which shares no nodes with the others; `batch` int64[n] is the seed
             of each node's tree. Always so with times.
         time_attr: Times that limit what a seed reaches: a node array (an edge is as late as its source; types without it are
@@ -389,7 +392,7 @@ def collator_of(
         gather = Gather(ds.encoding("x"), dtype) if features and ds.num_features else None
         masks, values = masks_of(ds) if split_masks else {}, sampling.values(ds.node_types[0])
         of_edges = edge_features_of(ds, edge_features, dtype, {*masks, *values, *sampling.edge_values})
-        names, fields = (sampling.weight_attr, edge_ids, sampling.induced), (values, sampling.edge_values, sampling.layers)
+        names, fields = (sampling.weight_attr, edge_ids, sampling.whole), (values, sampling.edge_values, sampling.layers)
         return Collator(ds.graph, gather, *names, masks, of_edges, *fields)
     types = {}
     for name in ds.node_types:

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ooc.graph.hetero import EdgeKey, only_type
 from ooc.loading.arguments import InputNodes, fanouts_of, weight_column_of
+from ooc.loading.link_type import LinkType
 from ooc.sampling import HeteroNeighborSampler
+from ooc.sampling.bidirectional import bidirectional
 from ooc.sampling.disjoint_neighbor import DisjointSampler, Times
 from ooc.sampling.edge_split import HeldOut
 from ooc.sampling.hgt import HGTSampler
@@ -21,6 +23,7 @@ from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.graph import Graph
 from ooc.stores.node_set import NodeSet
 
+SubgraphType = Literal["directional", "bidirectional", "induced"]
 _TIME = "time"
 """the graph's column of times"""
 
@@ -40,14 +43,19 @@ class Sampling:
     """whether each seed has a tree of its own"""
     times: Times | None = None
     time_attr: str | None = None
-    induced: bool = False
-    """whether batches have all edges between their nodes"""
+    subgraph_type: SubgraphType = "directional"
+    """the edges of a batch: those sampled, all between its nodes, or those sampled in both directions"""
+
+    @property
+    def whole(self) -> bool:
+        """Whether a batch counts as a graph of its own, whose nodes all layers compute."""
+        return self.subgraph_type != "directional"
 
     @property
     def layers(self) -> int | None:
         """Layers that share the block of all nodes and edges; None: each hop has its own."""
         fanouts = list(self.fanout.values()) if isinstance(self.fanout, dict) else [self.fanout]
-        return max(map(len, fanouts), default=0) if self.induced else None
+        return max(map(len, fanouts), default=0) if self.whole else None
 
     @classmethod
     def of(
@@ -71,14 +79,17 @@ class Sampling:
         if weight is not None and (disjoint or time_attr is not None):
             raise ConfigError("weight_attr cannot be combined with disjoint or time_attr: leave it out")
         kind = getattr(subgraph_type, "value", subgraph_type)
-        if kind not in ("directional", "induced"):
-            raise ConfigError(f"subgraph_type {kind!r} is not supported: use directional (the sampled edges) or induced (all)")
+        if kind not in get_args(SubgraphType):
+            raise ConfigError(
+                f"subgraph_type {kind!r} is unknown: use directional (the sampled edges), bidirectional (both directions of "
+                "them) or induced (all edges between a batch's nodes)"
+            )
         if kind == "induced" and (disjoint or time_attr is not None):
             raise ConfigError("subgraph_type='induced' cannot be combined with disjoint or time_attr")
         times = None if time_attr is None else times_of(ds, time_attr, temporal_strategy == "last")
         disjoint = bool(disjoint) or times is not None
         fanout = fanouts_of(ds, num_neighbors)
-        return cls(fanout, bool(replace), weight, weight_attr, disjoint, times, time_attr, kind == "induced")
+        return cls(fanout, bool(replace), weight, weight_attr, disjoint, times, time_attr, kind)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -89,7 +100,7 @@ class Sampling:
         kept = {"fanout": fanout, "replace": self.replace, "weight_attr": self.weight}
         if self.disjoint:
             kept |= {"disjoint": True, "time_attr": self.time_attr, "latest": self.times is not None and self.times.latest}
-        return kept | ({"subgraph_type": "induced"} if self.induced else {})
+        return kept | ({"subgraph_type": self.subgraph_type} if self.whole else {})
 
     def values(self, node_type: str) -> dict[str, AnyArray]:
         """Fields of a batch's nodes of a type: their times."""
@@ -140,7 +151,7 @@ class Sampling:
 class HGTSampling(Sampling):
     """What HGT's sampler samples: `fanout` is the number of nodes per iteration, by node type."""
 
-    induced: bool = True
+    subgraph_type: SubgraphType = "induced"
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -171,6 +182,7 @@ def drawing(
     carry no messages, by edge type.
     """
     sampler = sampling.sampler(ds, max_bytes, row_bytes, held_out)
+    graphs, reverses = graphs_of(ds), reverses_of(ds) if sampling.subgraph_type == "bidirectional" else {}
 
     def draw(given: AnySeeds, key: int) -> tuple[Any, int]:
         seeds = given
@@ -182,8 +194,10 @@ def drawing(
             found = sampler.sample(seeds.node, key, left_out=seeds.left_out)
         else:
             found = sampler.sample(seeds.node, key)
-        if sampling.induced and not isinstance(sampler, HGTSampler):  # whose samples have all edges already
-            found = induced(graphs_of(ds), found, sampler.max_bytes)
+        if sampling.subgraph_type == "bidirectional":
+            found = bidirectional(graphs, reverses, found, sampler.max_bytes)
+        elif sampling.subgraph_type == "induced" and not isinstance(sampler, HGTSampler):  # whose samples have all edges
+            found = induced(graphs, found, sampler.max_bytes)
         return found if ds.is_hetero else only_type(found), 0
 
     return draw
@@ -192,6 +206,19 @@ def drawing(
 def graphs_of(ds: Dataset) -> dict[EdgeKey, Graph]:
     """The topology of each edge type."""
     return {key: ds.edges(key).graph for key in ds.edge_types}
+
+
+def reverses_of(ds: Dataset) -> dict[EdgeKey, EdgeKey]:
+    """The edge type that has each edge type's edges in the other direction: one of another name if there is one, else the type
+    itself where its ends are nodes of one type."""
+    found = {}
+    for key in ds.edge_types:
+        reverses = LinkType.of(ds, key).reverses
+        if reverses:
+            found[key] = reverses[0]
+        elif key[0] == key[2]:
+            found[key] = key
+    return found
 
 
 def times_of(ds: Dataset, time_attr: str, latest: bool) -> Times:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import SAGEConv, to_hetero
-from torch_geometric.sampler import NumNeighbors
+from torch_geometric.sampler import NumNeighbors, SamplerOutput
 
 from ooc.graph.hetero import EdgeKey
 from ooc.loading import sampling, superbatch
@@ -449,8 +449,44 @@ def test_induced_batches_of_a_homogeneous_store(tmp_path: Path) -> None:
             assert batch.blocks[0].degree.tolist() == torch.bincount(batch.edge_index[1], minlength=batch.num_nodes).tolist()
         with pytest.raises(ConfigError, match="subgraph_type='induced' cannot be combined with disjoint"):
             NeighborLoader(plain, [1], subgraph_type="induced", disjoint=True)
-        with pytest.raises(ConfigError, match="subgraph_type 'bidirectional' is not supported: use directional"):
-            NeighborLoader(plain, [1], subgraph_type="bidirectional")
+        with pytest.raises(ConfigError, match="subgraph_type 'both' is unknown: use directional"):
+            NeighborLoader(plain, [1], subgraph_type="both")
+
+
+@pytest.mark.parametrize("disjoint", [True, False])
+def test_bidirectional_batches_of_a_homogeneous_store_are_pygs(tmp_path: Path, disjoint: bool) -> None:
+    source, target = np.random.default_rng(0).integers(0, 60, (2, 400))
+    path = write_store(
+        tmp_path / "s", Graph.from_edges(source, target, 60), x=np.random.default_rng(1).random((60, 3), np.float32)
+    )
+    with Dataset.open(path) as plain:
+        settings: Any = {"batch_size": 9, "seed": 1, "disjoint": disjoint}
+        sampled = list(NeighborLoader(plain, [3, 2], **settings))
+        batches = list(NeighborLoader(plain, [3, 2], **settings, subgraph_type="bidirectional"))
+        for batch, one_way in zip(batches, sampled, strict=True):
+            row, col = one_way.edge_index
+            theirs = SamplerOutput(one_way.n_id, row, col, one_way.e_id).to_bidirectional()
+            assert torch.equal(batch.edge_index, torch.stack([theirs.row, theirs.col]))
+            assert set(batch.e_id.tolist()) <= set(one_way.e_id.tolist())
+            ends = np.sort(batch.n_id[batch.edge_index].numpy(), axis=0)
+            assert np.array_equal(ends, np.sort(np.stack([source, target])[:, batch.e_id], axis=0))
+            assert [(block.num_src, block.num_dst) for block in batch.blocks] == [(batch.num_nodes, batch.num_nodes)] * 2
+            assert batch.blocks[0].degree.tolist() == torch.bincount(batch.edge_index[1], minlength=batch.num_nodes).tolist()
+
+
+def test_bidirectional_batches_have_the_edges_of_the_reverse_type(ds: Dataset) -> None:
+    settings: Any = {"input_nodes": ("paper", "train"), "batch_size": 16, "seed": 1}
+    sampled = list(NeighborLoader(ds, [3, 2], **settings))
+    batches = list(NeighborLoader(ds, [3, 2], **settings, subgraph_type="bidirectional"))
+    for batch, one_way in zip(batches, sampled, strict=True):
+        for key in (WRITES, BACK, ABOUT):
+            source, target = batch[key].edge_index
+            ends = np.stack([batch[key[0]].n_id[source], batch[key[2]].n_id[target]])
+            assert np.array_equal(ends, np.stack(edges_of()[key])[:, batch[key].e_id])
+        there = {key: set(zip(*batch[key].edge_index.tolist(), strict=True)) for key in (WRITES, BACK)}
+        assert there[WRITES] == {(u, v) for v, u in there[BACK]}
+        assert len(there[WRITES]) == batch[WRITES].num_edges
+        assert torch.equal(batch[ABOUT].edge_index, one_way[ABOUT].edge_index)
 
 
 @pytest.mark.parametrize("in_memory", [True, False])

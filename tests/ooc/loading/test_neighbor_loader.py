@@ -165,7 +165,7 @@ def test_input_nodes_in_every_form(ds):
         ({"batch_sise": 4}, ConfigError, "did you mean 'batch_size'"),
         ({"batch_size": 0}, ConfigError, "1 or more"),
         ({"pre_aggregation": "mean"}, ConfigError, "pre_aggregation_of"),
-        ({"subgraph_type": "bidirectional"}, ConfigError, "subgraph_type"),
+        ({"subgraph_type": "both"}, ConfigError, "subgraph_type"),
         (
             {"time_attr": "moment"},
             ConfigError,
