@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from ooc.config.base import Fraction, Ratio, Words, changed
+from ooc.config.base import Counts, Fraction, Ratio, Words, changed
 from ooc.config.fan_outs import fanout_text
 from ooc.config.nodes import TrainConfig
 
@@ -45,6 +45,11 @@ class LinkConfig(TrainConfig):
     eval_splits: Words = Field(
         default=["val", "test"],
         description="Parts of the edges to score at the end: train, val, test; of a store's split by their names.",
+    )
+    eval_k: Counts = Field(
+        default=[],
+        description="k of Recall@k and NDCG@k at the end, such as 10,20: all destinations are ranked for every source that has "
+        "links in the part, without those known before; by default none are.",
     )
     monitor: Literal["auroc", "ap", "mrr", "hits@1", "hits@3", "hits@10"] | None = Field(
         default=None, description="Validation score that selects the best model; by default auroc (mrr with several negatives)."

@@ -26,7 +26,7 @@ TRAIN: Topics = {
     ),
     "Evaluation": (
         "monitor patience evaluate",
-        "eval_every eval_splits train_split val_split eval_fanout eval_batch_size eval_negatives eval_ratio",
+        "eval_every eval_splits train_split val_split eval_fanout eval_batch_size eval_negatives eval_ratio eval_k",
     ),
     "Machine": (
         "memory device threads",

@@ -5,7 +5,7 @@ holds share one pass over the items' rows, which are read front to back.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from ooc.stores.jit import kernel
 from ooc.stores.process import ProcessMemory
 from ooc.stores.sizes import format_bytes, parse_bytes
 
+Among = Callable[[Ids], NDArray[np.bool_]]
 SOURCES, ITEMS = 512, 4096
 """of a tile of scores"""
 _EDGES_AT_ONCE = 2**22
@@ -198,14 +199,15 @@ def _grouped(need: Ids, room: int, num_sources: int) -> Iterator[slice]:
 
 
 class KnownLinks:
-    """Links to leave out, by source. pair: int64[2, e], or edges of a type."""
+    """Links to leave out, by source. pair: int64[2, e], or edges of a type; among: which of slots (int64[k]) are edges to
+    leave out, bool[k]; None for all."""
 
-    def __init__(self, pair: Ids | None, edges: EdgeSet | None = None) -> None:
-        self._edges = edges
+    def __init__(self, pair: Ids | None, edges: EdgeSet | None = None, among: Among | None = None) -> None:
+        self._edges, self._among = edges, among
         self._pair = np.empty((2, 0), np.int64) if pair is None else pair[:, np.argsort(pair[0], kind="stable")]
 
     def counts(self, source: Ids) -> Ids:
-        """How many links each of `source` (int64[n]) has: int64[n]."""
+        """How many links each of `source` (int64[n]) has at most: int64[n]."""
         if self._edges is None:
             first, last = (np.searchsorted(self._pair[0], source, side) for side in ("left", "right"))
             return np.asarray(last - first)
@@ -218,7 +220,7 @@ class KnownLinks:
 
     def of(self, source: Ids) -> tuple[Ids, Ids]:
         """The items known to each of `source` (int64[n]): (indptr int64[n+1], items, ascending of each)."""
-        if self._edges is not None and self._edges.undirected:
+        if self._edges is not None and self._edges.undirected and self._among is None:
             graph = self._edges.graph
             count = graph.degree(source)
             indptr = np.concatenate([[0], np.cumsum(count)])
@@ -230,7 +232,7 @@ class KnownLinks:
             at = np.repeat(np.arange(len(source)), last - first)
             begin = np.repeat(first - np.concatenate([[0], np.cumsum(last - first)[:-1]]), last - first)
             return _sorted(at, self._pair[1, begin + np.arange(len(at))], len(source))
-        found = [self._from_edges(source[order], order, *piece) for piece in _pieces(self._edges)]
+        found = [self._from_edges(source[order], order, *piece) for piece in _pieces(self._edges, self._among)]
         none = np.empty(0, np.int64)
         at, node = (np.concatenate([none, *(pair[end] for pair in found)]) for end in (0, 1))
         return _sorted(at, node, len(source))
@@ -244,13 +246,16 @@ class KnownLinks:
         return order[begin + np.arange(int(count.sum()))], np.repeat(dst, count)
 
 
-def _pieces(edges: EdgeSet) -> Any:
-    """(sources, destinations) of all edges, a piece at a time, in order of slots."""
+def _pieces(edges: EdgeSet, among: Among | None = None) -> Iterator[tuple[Ids, Ids]]:
+    """(sources, destinations) of the edges, a piece at a time, in order of slots; among: as of `KnownLinks`."""
     graph = edges.graph
     for start in range(0, graph.num_edges, _EDGES_AT_ONCE):
         stop = min(start + _EDGES_AT_ONCE, graph.num_edges)
-        slot = np.arange(start, stop)
-        yield np.asarray(graph.indices[start:stop], np.int64), np.searchsorted(graph.indptr, slot, side="right") - 1
+        slot, source = np.arange(start, stop), np.asarray(graph.indices[start:stop], np.int64)
+        if among is not None:
+            some = among(slot)
+            slot, source = slot[some], source[some]
+        yield source, np.searchsorted(graph.indptr, slot, side="right") - 1
 
 
 def _sorted(at: Ids, node: Ids, count: int) -> tuple[Ids, Ids]:

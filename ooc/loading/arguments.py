@@ -9,7 +9,7 @@ import hashlib
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
@@ -199,7 +199,7 @@ class InputNodes:
 
     number: what PyG calls `input_id`: the position, the node for a mask, or what the user gives. split: its name, if it is one.
     node_type: of the nodes; None in a homogeneous graph. time, node_time: until when their neighborhoods reach, by position or
-    else by node; None without times.
+    else by node; None without times. held_out: edges that carry no messages in any batch, by edge type.
     """
 
     count: int
@@ -209,6 +209,7 @@ class InputNodes:
     node_type: str | None = None
     time: AnyArray | None = None
     node_time: AnyArray | None = None
+    held_out: Mapping[EdgeKey, HeldOut] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.count
@@ -216,11 +217,6 @@ class InputNodes:
     def ids(self, position: Ids) -> Ids:
         """int64[b]: the nodes at `position`."""
         return position if self.node is None else self.node[position]
-
-    @property
-    def held_out(self) -> Mapping[EdgeKey, HeldOut]:
-        """Edges that carry no messages in any batch, by edge type."""
-        return {}
 
     def seeds(self, position: Ids, key: int) -> Seeds:
         """The nodes at `position` as a batch's seeds."""
@@ -248,9 +244,11 @@ class InputNodes:
         given = [self.node if isinstance(self.node, np.ndarray) else None, self.number]
         for array in given if self.time is None else [*given, self.time]:
             digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
+        for key, (stream, share, words) in self.held_out.items():
+            digest.update(repr((key, int(stream), share)).encode() + words.tobytes())
         kind = self.split or ("array" if self.is_array else "all")
         kind = kind if self.node_type is None else f"{self.node_type}:{kind}"
-        named = not (self.is_array or self.number is not None or self.time is not None)
+        named = not (self.is_array or self.number is not None or self.time is not None or self.held_out)
         return kind if named else f"{kind}:{digest.hexdigest()}"
 
 

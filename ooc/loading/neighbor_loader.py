@@ -7,6 +7,7 @@ the engine; and the memory, but for `split_seeds`, which says what then depends 
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace as replace_in
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from ooc.loading.input_links import InputLinks
 from ooc.loading.ranks import share_of
 from ooc.loading.sampling import HGTSampling, Sampling, graphs_of
 from ooc.loading.stages import Labels, Order
+from ooc.loading.stored_edge_split import held_out_edges
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.runtime.transfer import moved, pins
 from ooc.sampling.hgt import samples_of
@@ -161,6 +163,8 @@ class NeighborLoader(SeedLoader):
         temporal_strategy: "uniform", or "last" for the latest edges, of types that have times.
         input_time: Time of each input node, [k] in their order (a mask's nodes ascending); None: their own. An edge or node at
             that very time is reached. Batches have `seed_time` [b].
+        edge_split: Edges of validation and test are in no batch: an `EdgeSplit` or `StoredEdgeSplit`, as of
+            `LinkNeighborLoader`; of several edge types a pair of the one that it divides and the split.
         seed: Of the order and the draws; None: from torch's generator, when the loader is made, so that `torch.manual_seed`
             decides it. With several ranks, which must agree on it, None is 0.
         rank, world_size: This loader's share of each step's seeds; None: those of torch's process group, if there is one.
@@ -220,6 +224,7 @@ class NeighborLoader(SeedLoader):
         time_attr: str | None = None,
         temporal_strategy: str = "uniform",
         input_time: Any = None,
+        edge_split: Any = None,
         seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -242,6 +247,9 @@ class NeighborLoader(SeedLoader):
         times = disjoint, time_attr, temporal_strategy
         sampling = Sampling.of(data, num_neighbors, replace, weight_attr, *times, subgraph_type)
         nodes = sampling.with_times(data, input_nodes_of(data, input_nodes, input_id), input_time)
+        nodes = replace_in(nodes, held_out=held_out_edges(data, edge_split))
+        if nodes.held_out and sampling.induced:
+            raise ConfigError("edge_split is of sampled edges: leave it out, or subgraph_type='induced'")
         share = share_of(seed, rank, world_size, own_ids=nodes.is_array, in_order=not shuffle)
         order = Order(nodes, batch_size, shuffle, drop_last=drop_last, **share._asdict())
         check_numbers(order, sample_threads=sample_threads, read_threads=read_threads)

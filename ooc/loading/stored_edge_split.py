@@ -1,12 +1,13 @@
 """A split of edges that a store has, as the split of links to predict: edges of all parts but one carry no messages."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from ooc.graph.hetero import EdgeKey
 from ooc.loading.link_type import LinkType, edge_type_of
-from ooc.sampling.edge_split import HeldOut
+from ooc.sampling.edge_split import EdgeSplit, HeldOut
 from ooc.sampling.hetero_neighbor import edge_name
 from ooc.sampling.links import EdgeLookup
 from ooc.stores.arrays.members import Members
@@ -71,6 +72,26 @@ class StoredEdgeSplit:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({edge_name(self.links.key)}, train={self.train!r})"
+
+
+def held_out_edges(data: Dataset, edge_split: Any) -> Mapping[EdgeKey, HeldOut]:
+    """The edges that carry no messages, by edge type, for `edge_split` as `NeighborLoader` takes it.
+
+    Raises ConfigError for another kind of split, and for one that does not say of which edge type it is.
+    """
+    if edge_split is None:
+        return {}
+    asked, split = edge_split if isinstance(edge_split, tuple) and len(edge_split) == 2 else (None, edge_split)
+    if not isinstance(split, EdgeSplit | StoredEdgeSplit):
+        raise ConfigError(f"edge_split must be an ooc.EdgeSplit or ooc.StoredEdgeSplit, not {type(split).__name__}")
+    if asked is None and isinstance(split, StoredEdgeSplit):
+        asked = split.links.key
+    alone = data.edge_types[0] if len(data.edge_types) == 1 else None
+    key = alone if asked is None else edge_type_of(data, asked)
+    if key is None:
+        there = ", ".join(map(edge_name, data.edge_types))
+        raise ConfigError(f"edge_split must name one of the edge types {there}, as in ({data.edge_types[0]!r}, split)")
+    return split.held_out_of((key, *LinkType.of(data, key).reverses))
 
 
 def _held_out(links: LinkType, of: LinkType, splits: list[str]) -> HeldOut:

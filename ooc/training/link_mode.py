@@ -1,6 +1,6 @@
 """The mode "sampled" of the task "link": batches of links, whose ends' embeddings a decoder scores."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -14,6 +14,7 @@ from ooc.graph.hetero import EdgeKey
 from ooc.loading.base import BatchLoader
 from ooc.loading.link_neighbor_loader import LinkNeighborLoader
 from ooc.loading.link_type import edge_type_of
+from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.stored_edge_split import StoredEdgeSplit
 from ooc.metrics.link_losses import LinkLoss
 from ooc.metrics.links import LinkScores
@@ -21,15 +22,21 @@ from ooc.metrics.tasks import LabelTask
 from ooc.models.layers import autocast, evaluating
 from ooc.models.user_models import forward_batch
 from ooc.runtime.keyed_random import Purpose, key
+from ooc.runtime.pipeline import Stage
 from ooc.sampling.edge_split import PARTS, EdgeSplit
 from ooc.sampling.hetero_neighbor import edge_name
 from ooc.sampling.links import EdgeLookup
+from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.node_set import NodeSet
 from ooc.training.batch_modes import SampledMode
 from ooc.training.build import make_hetero_model
+from ooc.training.link_ranking import LinkRankings
 from ooc.training.mode import Scores
+
+RANKING_FOLDER = "ranking"
+"""of embeddings while they are ranked, in the run's directory"""
 
 
 @dataclass(frozen=True)
@@ -182,6 +189,47 @@ class LinkMode(SampledMode):
                 pairs.update(positive, negative[:, :1])
                 ranks.update(positive, negative)
         return {**pairs.compute(), **ranks.compute()}
+
+    def final_scores(self) -> dict[str, Scores]:
+        """See `LabelMode`; with Recall@k and NDCG@k for the k of `eval_k`."""
+        found = super().final_scores()
+        if not (self.config.eval_k and found):
+            return found
+        decoder: Any = self.model.link_decoder
+        with self.run.measure("ranking"), self.run.booked("evaluate_seconds"):
+            ranked = self._rankings().scores(found, self._embedded, decoder)
+        return {part: {**scores, **ranked[part]} for part, scores in found.items()}
+
+    def _rankings(self) -> LinkRankings:
+        config, edges = self.config, self.dataset.edges(self.edge_type)
+        lookup, parts = EdgeLookup(edges.graph), [name for name in self.split.names if name != config.train_split]
+        members = {name: self.split.members(name, lookup.pieces(), edges.num_edges) for name in parts}
+        own = members, config.val_split, config.eval_k, config.out / RANKING_FOLDER
+        return LinkRankings(self.dataset, self.edge_type, *own)
+
+    def _embedded(self, node_type: str, ids: Ids | None) -> Iterator[tuple[Ids, AnyArray]]:
+        """See `link_ranking.Embedded`: by the neighborhoods of the other scores."""
+        config, typed = self.config, self.dataset.is_hetero
+        loader = NeighborLoader(
+            self.dataset,
+            self._neighbors(config.eval_fanout),
+            input_nodes=(node_type, ids) if typed else ids,
+            batch_size=config.eval_batch_size or config.batch_size,
+            seed=key(config.seed, Purpose.RANKING) >> 1,
+            edge_split=(self.edge_type, self.split),
+            **self._sampling(),
+        )
+        loader.keeps_blocks = self.loader.keeps_blocks
+        if self.tables:
+            loader.then = Stage("tables", self.tables.look_up)
+        with evaluating(self.model):
+            for batch in loader:
+                batch = batch.to(self.device, non_blocking=True)
+                with autocast(self.device, config.precision):
+                    self.tables.pull(batch)
+                    rows = forward_batch(self.model, batch)
+                seeds = batch[node_type] if typed else batch
+                yield seeds.n_id[: seeds.batch_size].cpu().numpy(), rows.float().cpu().numpy()
 
     @classmethod
     def planned(cls, config: RunConfig) -> RunConfig:

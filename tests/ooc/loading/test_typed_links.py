@@ -10,6 +10,7 @@ from torch_geometric.data import HeteroData
 
 from ooc.graph.hetero import EdgeKey
 from ooc.loading.link_neighbor_loader import LinkNeighborLoader
+from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.sampling.edge_split import EdgeSplit
 from ooc.stores.build import write_hetero_store, write_store
 from ooc.stores.dataset import Dataset
@@ -226,6 +227,30 @@ def test_trees_of_links_in_one_type(plain: Dataset, strategy: str) -> None:
             assert len(set(drawn)) == min(3, len(allowed))
             if strategy == "last":
                 assert sorted(time[drawn]) == sorted(time[allowed])[-3:]
+
+
+@pytest.mark.parametrize("disjoint", [False, True])
+def test_batches_of_nodes_without_the_edges_of_validation_and_test(typed: Dataset, plain: Dataset, disjoint: bool) -> None:
+    split, edges = EdgeSplit(val=0.3, test=0.2, seed=5), edges_of()
+    options: dict[str, Any] = {"edge_split": (LIKES, split), "batch_size": 100, "disjoint": disjoint}
+    (batch,) = NeighborLoader(typed, [-1], input_nodes="item", **options)
+    for key, ends in edges.items():
+        inside = split.parts(*ends) == 0 if key == LIKES else np.full(ends.shape[1], key[2] == "item")
+        assert np.array_equal(np.sort(batch[key].e_id.numpy()), np.flatnonzero(inside)), key
+    loader = NeighborLoader(plain, [-1], edge_split=split, batch_size=100, disjoint=disjoint)
+    (batch,) = loader
+    assert np.array_equal(np.sort(batch.e_id.numpy()), np.flatnonzero(split.parts(*edges[NEAR]) == 0))
+    state = loader.state_dict()
+    with pytest.raises(ConfigError, match="cannot resume"):
+        NeighborLoader(plain, [-1], batch_size=100, disjoint=disjoint).load_state_dict(state)
+    for data, given, words in (
+        (typed, {"edge_split": split}, "edge_split must name one of the edge types user:likes:item"),
+        (typed, {"edge_split": ("clicks", split)}, "edge_split must name one of the edge types"),
+        (plain, {"edge_split": 0.1}, r"must be an ooc\.EdgeSplit or ooc\.StoredEdgeSplit, not float"),
+        (plain, {"edge_split": split, "subgraph_type": "induced"}, "edge_split is of sampled edges"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            NeighborLoader(data, [2], input_nodes="item" if data is typed else None, **given)
 
 
 def test_exact_negatives_between_types(typed: Dataset) -> None:

@@ -13,11 +13,13 @@ from ooc.cli.main import main
 from ooc.graph.hetero import EdgeKey
 from ooc.models.hetero import full_hetero_blocks
 from ooc.models.user_models import forward_batch
+from ooc.sampling.links import EdgeLookup
 from ooc.stores.errors import ConfigError
 from ooc.training.edge_mode import EdgeMode
 from ooc.training.link_mode import LinkMode
 from tests.conftest import MakeStore
 from tests.ooc.runs import curve
+from tests.ooc.training.test_link_run import wanted_scores
 
 USERS, ITEMS, GROUPS = 40, 30, 5
 LIKES: EdgeKey = ("user", "likes", "item")
@@ -80,6 +82,30 @@ def test_a_resumed_run_is_the_whole_run(divided: Path, tmp_path: Path) -> None:
     ooc.train(store=divided, out=parts, epochs=3, max_steps=4, checkpoint_every=1, **SMALL)
     ooc.train(out=parts, resume=True, max_steps=10**6)
     assert curve(parts) == curve(whole)
+
+
+def test_all_destinations_are_ranked(divided: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items for every user, by the rows that the run embeds; a like that is in training too is not to be found."""
+    rows, embedded = {"user": np.zeros((USERS, 8), np.float32), "item": np.zeros((ITEMS, 8), np.float32)}, LinkMode._embedded
+
+    def recorded(mode: LinkMode, node_type: str, ids: Any) -> Any:
+        for node, found in embedded(mode, node_type, ids):
+            rows[node_type][node] = found
+            yield node, found
+
+    monkeypatch.setattr(LinkMode, "_embedded", recorded)
+    result = ooc.train(store=divided, out=tmp_path / "run", epochs=2, eval_k="3,50", **SMALL)
+    with ooc.open(divided) as ds:
+        edges = ds.edges(LIKES)
+        src, dst = EdgeLookup(edges.graph).ends(np.arange(edges.num_edges))
+        slots = {part: np.asarray(edges.members(part)) for part in ("train", "val", "test")}
+    pairs = {part: set(zip(src[own].tolist(), dst[own].tolist(), strict=True)) for part, own in slots.items()}
+    assert pairs["train"] & pairs["test"]
+    for k in (3, 50):
+        scores = wanted_scores(rows["user"] @ rows["item"].T, pairs, k, same=False)
+        for part in ("val", "test"):
+            found = result["metrics"][part]
+            assert {name: found[name] for name in scores[part]} == pytest.approx(scores[part], abs=1e-6), part
 
 
 def others(edges: dict[EdgeKey, torch.Tensor], links: set[tuple[int, int]]) -> dict[EdgeKey, torch.Tensor]:

@@ -10,7 +10,10 @@ import torch
 import ooc
 from ooc.config.modes import choice_of
 from ooc.metrics.links import LinkScores
+from ooc.models.builders import full_blocks
+from ooc.models.layers import run_model
 from ooc.models.user_models import forward_batch
+from ooc.stores.arrays.whole import whole
 from ooc.stores.errors import ConfigError
 from ooc.training.link_mode import LinkMode
 from tests.conftest import MakeStore
@@ -82,6 +85,59 @@ def test_scores_are_those_of_links_that_carry_no_messages(store: Path, tmp_path:
         mode.close()
 
 
+def wanted_scores(
+    scores: np.ndarray, parts: dict[str, set[tuple[int, int]]], k: int, same: bool = True
+) -> dict[str, dict[str, float]]:
+    """Recall@k and NDCG@k of every part by loops: all other destinations, without the links known before the part."""
+    found = {}
+    for part, known in (("val", parts["train"]), ("test", parts["train"] | parts["val"]), ("train", set())):
+        recall, ndcg = [], []
+        links = {(u, v) for u, v in parts[part] - known if not (same and u == v)}
+        for u in sorted({u for u, _ in links}):
+            to_find = {v for source, v in links if source == u}
+            ranked = np.argsort(-scores[u], kind="stable").tolist()
+            order = [v for v in ranked if (u, v) not in known and not (same and v == u)][:k]
+            recall.append(len(to_find.intersection(order)) / len(to_find))
+            gain = sum(1 / np.log2(place + 2) for place, v in enumerate(order) if v in to_find)
+            ndcg.append(gain / sum(1 / np.log2(place + 2) for place in range(min(k, len(to_find)))))
+        found[part] = {f"recall@{k}": float(np.mean(recall)), f"ndcg@{k}": float(np.mean(ndcg))}
+    return found
+
+
+@pytest.mark.parametrize("undirected", [True, False])
+def test_all_destinations_are_ranked(store: Path, make_store: MakeStore, tmp_path: Path, undirected: bool) -> None:
+    """Against a forward over the graph without edges of validation and test, and a sort."""
+    if not undirected:
+        with ooc.open(store) as ds:
+            src, dst, x = *(end[::2] for end in ends(ds)), whole(ds.rows("x"))
+        store = make_store("directed.ooc", num_nodes=N, src=src, dst=dst, x=x, y=None, task=None, num_classes=None)
+    ks, how = [2, 9], {**SMALL, "fanout": [-1, -1], "batch_size": 30}
+    result = ooc.train(store=store, out=tmp_path / "run", epochs=2, threads=1, eval_k=ks, eval_splits=["train", "test"], **how)
+    assert {"recall@2", "ndcg@2", "recall@9", "ndcg@9", "auroc", "hits@10"} <= set(result["metrics"]["test"])
+    assert not (tmp_path / "run" / "ranking").exists()
+    config = ooc.LinkConfig(store=store, out=tmp_path / "other", eval_k=ks, **how)
+    with ooc.open(store) as ds:
+        mode = LinkMode(config, ds)
+        mode.model.load_state_dict(torch.load(tmp_path / "run" / "model.pt", weights_only=True)["model"])
+        src, dst = ends(ds)
+        part = mode.split.parts(src, dst)
+        carries = torch.from_numpy(np.stack([src, dst])[:, part == 0])
+        mode.model.eval()
+        with torch.no_grad():
+            rows = run_model(mode.model, torch.from_numpy(whole(ds.rows("x")).copy()), full_blocks(carries, N, 2))
+        found = mode._rankings().scores(["val", "test", "train"], mode._embedded, mode.model.link_decoder)
+        mode.close()
+    pairs = {
+        name: set(zip(src[part == number].tolist(), dst[part == number].tolist(), strict=True))
+        for number, name in enumerate(("train", "val", "test"))
+    }
+    for k in ks:
+        for name, scores in wanted_scores((rows @ rows.T).numpy(), pairs, k).items():
+            assert {key: found[name][key] for key in scores} == pytest.approx(scores, abs=1e-6), name
+    for name in ("train", "test"):
+        assert {key: result["metrics"][name][key] for key in found[name]} == found[name]
+
+
 def ends(ds: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(ds.graph.indices, np.int64), np.repeat(np.arange(ds.num_nodes), np.diff(ds.graph.indptr))
 
@@ -108,6 +164,7 @@ def test_what_does_not_fit_is_refused(store: Path, make_store: MakeStore, tmp_pa
         ({"monitor": "accuracy"}, "monitor"),
         ({"mode": "cluster"}, "not trained by mode cluster"),
         ({"val": 0, "patience": 3}, "patience needs validation edges"),
+        ({"eval_k": [0]}, "eval_k"),
     ):
         with pytest.raises(ConfigError, match=words):
             ooc.train(store=store, out=tmp_path / "run", **{**SMALL, **settings})
