@@ -248,7 +248,7 @@ class NeighborLoader(SeedLoader):
         sampling = Sampling.of(data, num_neighbors, replace, weight_attr, *times, subgraph_type)
         nodes = sampling.with_times(data, input_nodes_of(data, input_nodes, input_id), input_time)
         nodes = replace_in(nodes, held_out=held_out_edges(data, edge_split))
-        if nodes.held_out and sampling.induced:
+        if nodes.held_out and sampling.subgraph_type == "induced":
             raise ConfigError("edge_split is of sampled edges: leave it out, or subgraph_type='induced'")
         share = share_of(seed, rank, world_size, own_ids=nodes.is_array, in_order=not shuffle)
         order = Order(nodes, batch_size, shuffle, drop_last=drop_last, **share._asdict())
