@@ -98,6 +98,8 @@ def top_k(
         if other.shape[1] != width:
             raise ConfigError(f"rows have {width} columns and item_rows {other.shape[1]}: both are of the same decoder")
         source, item = _ids(sources, "sources", count[0]), np.unique(_ids(items, "items", count[1]))
+        if not isinstance(decoder, str | nn.Module):
+            raise ConfigError(f"decoder must be 'dot' or a module, not {decoder!r}")
         model = make_decoder(decoder, width) if isinstance(decoder, str) else decoder
         if isinstance(decoder, str) and any(True for _ in model.parameters()):
             raise ConfigError(f"decoder {decoder!r} has parameters: give the trained module, not its name")
@@ -278,6 +280,8 @@ def _known_of(known: Any, count: tuple[int, int]) -> KnownLinks:
     pair = known.detach().cpu().numpy() if isinstance(known, Tensor) else np.asarray(known)
     if pair.ndim != 2 or pair.shape[0] != 2 or (pair.dtype.kind not in "iu" and pair.size):
         raise ConfigError(f"known must be a data set or pairs [2, e] of whole numbers, not {pair.dtype}{list(pair.shape)}")
+    for ids, name, nodes in zip(pair, ("known[0]", "known[1]"), count, strict=True):
+        _ids(ids, name, nodes)
     return KnownLinks(pair.astype(np.int64))
 
 
@@ -314,7 +318,10 @@ def _rows_of(rows: Any) -> tuple[Rows, bool]:
         return open_zarr_rows(path.parent, path.name, engine="auto"), True
     if hasattr(rows, "rows"):
         return rows.rows, False
-    return ArrayRows(rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)), False
+    if isinstance(rows, Tensor):
+        rows = rows.detach().cpu()
+        return ArrayRows((rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()), False
+    return ArrayRows(np.asarray(rows)), False
 
 
 @kernel

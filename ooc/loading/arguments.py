@@ -8,7 +8,7 @@ import functools
 import hashlib
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
@@ -154,6 +154,14 @@ def _edge_type(key: Any) -> Any:
         return tuple(key) if isinstance(key, list) else key
     parts = key.split(":" if ":" in key else "__")
     return tuple(parts) if len(parts) == 3 else key
+
+
+def names_of(given: Any, argument: str) -> list[str]:
+    """Names as a list: one name or several, None for none. Raises ConfigError for anything else."""
+    names = [given] if isinstance(given, str) else given or ()
+    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{argument} must be a list of names, not {given!r}")
+    return list(names)
 
 
 def fanout_of(num_neighbors: Any) -> list[int]:

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.graph.blocks import EDGE_ATTR, EDGE_ID, Block, Subgraph, aggregated_block, blocks_of, graph_block
 from ooc.graph.hetero import EdgeKey, EdgeSample
-from ooc.loading.arguments import InputNodes
+from ooc.loading.arguments import InputNodes, names_of
 from ooc.loading.input_links import InputLinks
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.transfer import pin
@@ -79,6 +79,10 @@ class Gather:
 
     encoding: Encoding
     dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.dtype is None or isinstance(self.dtype, torch.dtype)):
+            raise ConfigError(f"dtype must be a type of torch, such as torch.float32, not {self.dtype!r}")
 
     @property
     def kept(self) -> bool:
@@ -174,7 +178,7 @@ def edge_features_by_type(
 
 def _wanted_features(names: Any, there: Collection[str], beside: Collection[str]) -> list[str]:
     """The names as a list, of those there `edge_attr` if none are given; raises ConfigError as `edge_features_of`."""
-    wanted = [EDGE_ATTR] * (EDGE_ATTR in there) if names is None else [names] if isinstance(names, str) else list(names)
+    wanted = [EDGE_ATTR] * (EDGE_ATTR in there) if names is None else names_of(names, "edge_features")
     for name in wanted:
         if name in _FIELDS or name in beside:
             raise ConfigError(f"edge feature {name!r} has the name of another field of batches: ingest it under another name")

@@ -12,7 +12,15 @@ import numpy as np
 import torch
 from torch_geometric.data import Batch
 
-from ooc.loading.arguments import InputNodes, check_numbers, check_pyg_arguments, dataset_of, input_graphs_of, renamed
+from ooc.loading.arguments import (
+    InputNodes,
+    check_numbers,
+    check_pyg_arguments,
+    dataset_of,
+    input_graphs_of,
+    names_of,
+    renamed,
+)
 from ooc.loading.base import PREFETCH, EpochLoader
 from ooc.loading.graph_order import RUN_BYTES, GraphOrder
 from ooc.loading.graph_units import GraphCollator, GraphReader, Piece, UncollatedBatch, Unit, UnitPlan, fields_of
@@ -121,7 +129,7 @@ class GraphLoader(EpochLoader):
         place = None if device is None else torch.device(device)
         super().__init__(self.budget.in_flight, place, max(1, prefetch_factor or PREFETCH))
         share = share_of(seed, rank, world_size, own_ids=self.graphs.is_array, in_order=not shuffle)
-        self._fields = fields_of(data, exclude_keys or (), dtype)
+        self._fields = fields_of(data, names_of(exclude_keys, "exclude_keys"), dtype)
         run = max(1, RUN_BYTES // max(1, _graph_bytes(data)))
         block = max(1, _size(shuffle_block) // (run * max(1, _graph_bytes(data))))
         self._seed_drawn = share.seed_drawn
@@ -133,10 +141,11 @@ class GraphLoader(EpochLoader):
             _warn_of_large_blocks(reader, min(run * block, len(self.graphs)), shuffle_block, self.budget.graphs)
         pin = pins(pin_memory) and not (place is not None and place.type == "cuda")
         names = [each.name for each in self._fields] + ["edge_index"]
-        for name in follow_batch or ():
+        followed = names_of(follow_batch, "follow_batch")
+        for name in followed:
             if name not in names:
                 raise ConfigError(f"follow_batch: batches have no {name!r}; there are {', '.join(sorted(names))}")
-        self._collator = GraphCollator(reader, buffers_for(place, self.budget), tuple(follow_batch or ()), transform, pin)
+        self._collator = GraphCollator(reader, buffers_for(place, self.budget), tuple(followed), transform, pin)
         self._end = len(self)
         self._stop: int | None = None
         self._start_at(Cursor(0, 0))

@@ -2,7 +2,8 @@
 
 import functools
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -187,6 +188,8 @@ def negatives_for(
         return None
     try:
         asked = NegativeSampling.cast(neg_sampling)
+        if not math.isfinite(asked.amount):
+            raise ValueError(f"the amount must be finite, not {asked.amount}")
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"neg_sampling={neg_sampling!r} is invalid: {error}; give 'binary', 'triplet' or dict(mode='binary', amount=1)"
@@ -253,7 +256,10 @@ def _stored_labels(edges: EdgeSet, negatives: LinkNegatives | None) -> torch.Ten
 def _cumulative(weight: Any, name: str, num_nodes: int, by_time: ByTime | None) -> AnyArray | None:
     if weight is None:
         return None
-    array = np.asarray(weight, np.float64)
+    try:
+        array = np.asarray(weight, np.float64)
+    except (TypeError, ValueError):
+        array = np.empty(0)
     if array.shape != (num_nodes,) or not (np.isfinite(array) & (array >= 0)).all() or not array.sum() > 0:
         raise ConfigError(
             f"{name} must be a number for each of {num_nodes} nodes, finite, 0 or more and not all 0, "
@@ -292,7 +298,7 @@ def pairs_of(of: LinkType, edge_label_index: Any) -> Ids | None:
     if isinstance(edge_label_index, torch.Tensor):
         given: NDArray[Any] = edge_label_index.detach().cpu().numpy()
     else:
-        given = np.array([np.asarray(each) for each in edge_label_index]) if len(edge_label_index) == 2 else np.empty(0)
+        given = _two_rows(edge_label_index)
     if given.dtype.kind in "UOT" and given.ndim == 2:
         given = np.stack([nodes.rows_of(list(each)) for nodes, each in zip((of.source, of.target), given, strict=True)])
     if given.ndim != 2 or given.shape[0] != 2 or (given.dtype.kind not in "iu" and given.size):
@@ -311,6 +317,12 @@ def pairs_of(of: LinkType, edge_label_index: Any) -> Ids | None:
             f"link {at} of edge_label_index, from {pair[0, at]} to {pair[1, at]}, is out of range: the store has {have}"
         )
     return pair
+
+
+def _two_rows(given: Any) -> NDArray[Any]:
+    """Sources and destinations as one array [2, k]; empty where they are none."""
+    ends = [np.asarray(each) for each in given] if isinstance(given, Sequence | np.ndarray) and len(given) == 2 else []
+    return np.array(ends) if len(ends) and ends[0].shape == ends[1].shape else np.empty(0)
 
 
 def attr_for(of: EdgeSet, wanted: bool, pair: Ids | None, negatives: LinkNegatives | None) -> Rows | None:
@@ -334,7 +346,10 @@ def labels_for(edges: EdgeSet, edge_label: Any, count: int, negatives: LinkNegat
         return _stored_labels(edges, negatives)
     if isinstance(edge_label, Mapping | str):
         raise ConfigError(f"edge_label must be numbers, one a link, not {edge_label!r}")
-    label = torch.as_tensor(edge_label).detach().cpu()
+    try:
+        label = torch.as_tensor(edge_label).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(f"edge_label must be numbers, one a link, not a {type(edge_label).__name__} of others") from None
     if label.dim() < 1 or label.size(0) != count:
         raise ConfigError(f"edge_label has shape {list(label.shape)} for {count} links: give one for each")
     if negatives is not None and negatives.mode == "triplet":

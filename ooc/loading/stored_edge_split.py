@@ -1,11 +1,13 @@
 """A split of edges that a store has, as the split of links to predict: edges of all parts but one carry no messages."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ooc.graph.hetero import EdgeKey
+from ooc.loading.arguments import dataset_of
 from ooc.loading.link_type import LinkType, edge_type_of
 from ooc.sampling.edge_split import EdgeSplit, HeldOut
 from ooc.sampling.hetero_neighbor import edge_name
@@ -28,7 +30,7 @@ class StoredEdgeSplit:
     and other edges between the same two nodes. An eighth of a byte for each edge says which these are.
 
     Args:
-        data: The data set.
+        data: The data set, or the path of its store.
         edge_type: Of several types, whose split it is: PyG's triple, or "source:name:target".
         train: Name of the split whose edges carry messages, as do edges in no split.
 
@@ -39,7 +41,8 @@ class StoredEdgeSplit:
     >>> loader = LinkNeighborLoader(ds, [10, 10], (("user", "likes", "item"), "train"), edge_split=split, batch_size=1024)
     """
 
-    def __init__(self, data: Dataset, edge_type: EdgeKey | str | None = None, train: str = "train") -> None:
+    def __init__(self, data: Dataset | Path | str, edge_type: EdgeKey | str | None = None, train: str = "train") -> None:
+        data = dataset_of(data)
         there = ", ".join(map(edge_name, data.edge_types))
         alone = data.edge_types[0] if len(data.edge_types) == 1 else None
         asked = alone if edge_type is None else edge_type_of(data, edge_type)

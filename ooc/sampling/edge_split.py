@@ -3,6 +3,7 @@ seed and of its two ends."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ class EdgeSplit:
         seed: Which split.
 
     Raises:
-        ConfigError: The shares are no such numbers.
+        ConfigError: The shares are no such numbers, or the seed is no whole number.
 
     >>> split = EdgeSplit(val=0.1, test=0.2, seed=0)
     >>> loader = LinkNeighborLoader(ds, [10, 10], "train", edge_split=split, neg_sampling="binary", batch_size=1024)
@@ -54,8 +55,11 @@ class EdgeSplit:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (self.val >= 0 and self.test >= 0 and self.val + self.test < 1):
-            raise ConfigError(f"val and test must be 0 or more and together below 1, not {self.val} and {self.test}")
+        numbers = isinstance(self.val, Real) and isinstance(self.test, Real)
+        if not (numbers and self.val >= 0 and self.test >= 0 and self.val + self.test < 1):
+            raise ConfigError(f"val and test must be 0 or more and together below 1, not {self.val!r} and {self.test!r}")
+        if not isinstance(self.seed, Integral):
+            raise ConfigError(f"seed must be a whole number, not {self.seed!r}")
 
     @property
     def held_out(self) -> HeldOut:

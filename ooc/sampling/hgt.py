@@ -8,6 +8,8 @@ edges between its nodes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,13 +167,18 @@ def samples_of(num_samples: Sequence[int] | Mapping[str, Sequence[int]], node_ty
     if missing:
         raise ConfigError(f"no num_samples are given for the node type {missing[0]!r}: give some for each of {there}, or zeros")
     for name, own in given.items():
-        if isinstance(own, str) or not isinstance(own, Sequence) or not own or any(k != int(k) or k < 0 for k in own):
+        if isinstance(own, str) or not isinstance(own, Sequence) or not own or not all(map(_is_count, own)):
             raise ConfigError(
                 f"num_samples of {name!r} must be numbers of nodes per iteration, such as [512, 512], not {own!r}"
             )
     if len({len(own) for own in given.values()}) > 1:
         raise ConfigError(f"num_samples must have as many iterations for all node types, not {given}")
     return {name: [int(k) for k in given[name]] for name in node_types}
+
+
+def _is_count(given: Any) -> bool:
+    """Whether it is a whole number of 0 or more, of whatever type."""
+    return isinstance(given, Real) and float(given) >= 0 and float(given).is_integer()
 
 
 @kernel

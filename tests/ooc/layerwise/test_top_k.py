@@ -60,7 +60,7 @@ def test_the_lists_are_those_of_a_sort(rows: np.ndarray, make_store: MakeStore, 
             assert lists(found) == expected(scores, sources, items, links, 9)
             assert np.array_equal(found.source, sources)
             assert np.array_equal(found.score, np.take_along_axis(scores[sources], found.item, 1))
-    every = ooc.top_k(torch.from_numpy(rows), N + 5)
+    every = ooc.top_k(torch.from_numpy(rows).bfloat16(), N + 5)
     assert lists(every) == expected(scores, range(N), range(N), set(), N + 5)
     assert (every.item[:, -6:] == -1).all()
     assert (every.score[:, -6:] == -np.inf).all()
@@ -123,6 +123,8 @@ def test_what_does_not_fit_is_refused(rows: np.ndarray, make_store: MakeStore, t
             ({"decoder": "cosine"}, ConfigError, "decoder 'cosine' is unknown"),
             ({"known": other}, ConfigError, f"known has 9 nodes and rows are of {N}"),
             ({"known": np.zeros((3, 2), int)}, ConfigError, r"pairs \[2, e\]"),
+            ({"known": [[0], [N]]}, InputError, rf"known\[1\]\[0\] is {N}, which is no node"),
+            ({"decoder": 3}, ConfigError, "decoder must be 'dot' or a module, not 3"),
             ({"rows": tmp_path / "none.zarr"}, InputError, "is no Zarr array"),
             ({"memory": "1MB"}, BudgetError, "sources at a time, .* takes .* of memory, more than 1 MB"),
             ({"rows": np.full((N, 2), np.nan, np.float32)}, OocError, "scored a pair with NaN"),

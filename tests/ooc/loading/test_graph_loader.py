@@ -155,7 +155,11 @@ def test_fields_may_be_followed_and_left_out(ds: Dataset, graphs: list[Data]) ->
     with pytest.raises(ConfigError, match=r"no 'wrong'; there are .*edge_attr"):
         GraphLoader(ds, 9, follow_batch=["wrong"])
     with pytest.raises(ConfigError, match="no 'wrong' to leave out"):
-        GraphLoader(ds, 9, exclude_keys=["wrong"])
+        GraphLoader(ds, 9, exclude_keys="wrong")
+    with pytest.raises(ConfigError, match="exclude_keys must be a list of names, not 3"):
+        GraphLoader(ds, 9, exclude_keys=3)
+    with pytest.raises(ConfigError, match="dtype must be a type of torch"):
+        GraphLoader(ds, 9, dtype="float32")
 
 
 def test_edge_ids_are_positions_in_the_input(ds: Dataset, graphs: list[Data]) -> None:

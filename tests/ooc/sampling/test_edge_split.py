@@ -28,7 +28,12 @@ def test_members_are_the_slots_of_each_part() -> None:
         assert np.asarray(split.members(name, pieces, 700)).tolist() == np.flatnonzero(part == number).tolist()
 
 
-@pytest.mark.parametrize("shares", [(-0.1, 0.1), (0.5, 0.5), (float("nan"), 0)])
+@pytest.mark.parametrize("shares", [(-0.1, 0.1), (0.5, 0.5), (float("nan"), 0), ("a", 0)])
 def test_shares_that_leave_nothing_to_train_on_are_refused(shares: tuple[float, float]) -> None:
     with pytest.raises(ConfigError, match="val and test must be 0 or more and together below 1"):
         EdgeSplit(*shares)
+
+
+def test_a_seed_is_a_whole_number() -> None:
+    with pytest.raises(ConfigError, match=r"seed must be a whole number, not 1\.5"):
+        EdgeSplit(seed=1.5)  # type: ignore[arg-type]

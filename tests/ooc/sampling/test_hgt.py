@@ -124,6 +124,8 @@ def test_nodes_are_drawn_in_proportion_to_squared_budgets() -> None:
         ),
         ([1, -1], "num_samples of 'author' must be numbers of nodes per iteration, such as [512, 512], not [1, -1]"),
         ([], "must be numbers of nodes per iteration"),
+        (["many"], "must be numbers of nodes per iteration"),
+        ([float("nan")], "must be numbers of nodes per iteration"),
         ({"author": [1], "paper": [1, 2], "topic": [1]}, "as many iterations for all node types"),
     ],
 )
