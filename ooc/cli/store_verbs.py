@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -201,10 +202,16 @@ def _info_lines(fields: dict[str, Any]) -> list[str]:
         f"  fingerprint  {fields['fingerprint']}",
         "  arrays",
     ]
+    width = _width(fields["arrays"])
     for name, array in fields["arrays"].items():
         shape = " x ".join(f"{size:,}" for size in array["shape"])
-        lines.append(f"    {name:<24} {array['dtype']:<11} {shape:<20} {format_bytes(array['bytes'])}")
+        lines.append(f"    {name:<{width}} {array['dtype']:<11} {shape:<20} {format_bytes(array['bytes'])}")
     return lines
+
+
+def _width(names: Iterable[str]) -> int:
+    """Of a column of these names."""
+    return max(24, *map(len, names))
 
 
 def _lines_of_graph(fields: dict[str, Any]) -> list[str]:
@@ -228,15 +235,16 @@ def _lines_of_graph(fields: dict[str, Any]) -> list[str]:
 def _lines_of_types(fields: dict[str, Any]) -> list[str]:
     """A line for each type of nodes and edges of a heterogeneous store."""
     lines = ["  node types"]
+    width = _width([*(own["name"] for own in fields["node_types"]), *map(_shown, fields["edge_types"])])
     for own in fields["node_types"]:
         parts = [f"{own['count']:,} nodes", *_of_labels(own)]
-        lines.append(f"    {own['name']:<24} " + ", ".join([*parts, *(["external ids"] if own["id_kind"] else [])]))
+        lines.append(f"    {own['name']:<{width}} " + ", ".join([*parts, *(["external ids"] if own["id_kind"] else [])]))
     lines.append("  edge types")
     for own in fields["edge_types"]:
         back = own.get("reverse_of")
         parts = [f"{own['count']:,} edges", _directions(own), *([f"times in {own['time']['unit']}"] if own.get("time") else [])]
         parts += _of_labels(own)
-        lines.append(f"    {_shown(own):<24} " + ", ".join([*parts, *([f"reverse of {':'.join(back)}"] if back else [])]))
+        lines.append(f"    {_shown(own):<{width}} " + ", ".join([*parts, *([f"reverse of {':'.join(back)}"] if back else [])]))
     return lines
 
 

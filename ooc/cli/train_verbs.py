@@ -218,7 +218,8 @@ def infer(
     options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads}
     options["node_type"] = node_type
     result = _layer_by_layer("infer", checkpoint, store, out, memory=memory, engine=engine, **options)
-    print(f"{result.path}: {result.rows:,} {result.of}, {result.columns} model outputs; {result.moved}")
+    outputs = f"{result.columns} model output{'s' * (result.columns != 1)}"
+    print(f"{result.path}: {result.rows:,} {result.of}, {outputs}; {result.moved}")
 
 
 @app.command(

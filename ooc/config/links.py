@@ -64,6 +64,11 @@ class LinkConfig(TrainConfig):
             raise ValueError("evaluate = layerwise computes all edges, those of validation too: leave it out with task = link")
         if sum(self.shares) >= 1:
             raise ValueError("val = {} and test = {} leave no edges to train on: give less".format(*self.shares))
+        if self.monitor and self.monitor.startswith("hits@") and self.eval_ratio < int(self.monitor.removeprefix("hits@")):
+            raise ValueError(
+                f"monitor = {self.monitor} is 1 for every model with eval_ratio = {self.eval_ratio}: give more negatives, or "
+                "another monitor"
+            )
         if self.patience is not None and self.val == 0:
             raise ValueError("patience needs validation edges, and val = 0: leave it out")
         return self

@@ -64,13 +64,20 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 """Name -> the values that ask for what we do anyway, and what to say of another."""
 
 
-def dataset_of(data: Any) -> Dataset:
+def dataset_of(data: Any, homogeneous: str = "") -> Dataset:
     """The data set that a loader was given, opened where it is the path of a store.
 
-    Raises ConfigError for a graph in memory, and for anything else.
+    homogeneous: the loader's name, if it is for homogeneous graphs only. Raises ConfigError for a heterogeneous store then, for
+    a graph in memory, and for anything else.
     """
     check_store(data, "data")
-    return data if isinstance(data, Dataset) else Dataset.open(os.fspath(data))
+    found = data if isinstance(data, Dataset) else Dataset.open(os.fspath(data))
+    if homogeneous and found.is_hetero:
+        raise ConfigError(
+            f"{homogeneous} is for homogeneous graphs, and {found.path} is heterogeneous: use NeighborLoader, HGTLoader or "
+            "LinkNeighborLoader"
+        )
+    return found
 
 
 def check_store(store: Any, name: str) -> None:
@@ -284,8 +291,9 @@ def _typed(ds: Dataset, input_nodes: Any) -> tuple[str | None, Any]:
         there = ", ".join(ds.node_types)
         raise ConfigError(f"input_nodes must name their type, one of {there}, as in input_nodes=({ds.node_types[0]!r}, mask)")
     if node_type is not None and node_type not in ds.node_types:
-        there = ", ".join(ds.node_types)
-        raise InputError(f"input_nodes are of the node type {node_type!r}, which {ds.path} has not: it has {there}")
+        there, of = ", ".join(ds.node_types), [name for name in ds.node_types if node_type in ds.nodes(name).splits]
+        split = f"; a split goes with its type, as in input_nodes={(of[0], node_type)}" if of else ""
+        raise InputError(f"input_nodes are of the node type {node_type!r}, which {ds.path} has not: it has {there}{split}")
     return node_type or ds.node_types[0], input_nodes
 
 

@@ -204,7 +204,7 @@ class EventLoader(TemporalLoader):
         **arguments: Any,
     ) -> None:
         check_pyg_arguments(arguments, list(inspect.signature(EventLoader).parameters), type(self).__name__)
-        data = dataset_of(data)
+        data = dataset_of(data, homogeneous=type(self).__name__)
         common: dict[str, Any] = {"transform": transform, "device": device, "budget": budget}
         super().__init__(data, columns, FIELDS, features=features, prefetch=prefetch, **common)
         if not isinstance(batch_size, int | np.integer) or batch_size < 1:

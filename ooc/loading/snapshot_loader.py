@@ -105,7 +105,7 @@ class SnapshotLoader(TemporalLoader):
         **arguments: Any,
     ) -> None:
         check_pyg_arguments(arguments, list(inspect.signature(SnapshotLoader).parameters), type(self).__name__)
-        data = dataset_of(data)
+        data = dataset_of(data, homogeneous=type(self).__name__)
         self._label = labels if isinstance(labels, str) else None
         common: dict[str, Any] = {"transform": transform, "device": device, "budget": budget, "label": self._label}
         super().__init__(data, columns, FIELDS, features=features, prefetch=prefetch, **common)

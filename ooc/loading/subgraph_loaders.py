@@ -300,7 +300,7 @@ class ClusterLoader(SubgraphLoader):
         world_size: int | None = None,
         **arguments: Any,
     ) -> None:
-        data = dataset_of(data)
+        data = dataset_of(data, homogeneous=type(self).__name__)
         self.parts, nodes = _parts_of(data, num_parts, batch_size)
         train, self._train = members_of(data, input_nodes)
         if train is not None and data.graph.parts is None:
@@ -376,7 +376,7 @@ class SaintLoader(SubgraphLoader):
         world_size: int | None = None,
         **arguments: Any,
     ) -> None:
-        data = dataset_of(data)
+        data = dataset_of(data, homogeneous=type(self).__name__)
         self.how = check(Draw(sampler, batch_size, walk_length if sampler == "walk" else 1))
         steps = -(-data.num_nodes // self.how.most_nodes) if num_steps is None else num_steps
         if not isinstance(steps, int | np.integer):

@@ -52,6 +52,10 @@ def hetero_arrays_of(data: "HeteroData", spec: IngestSpec) -> HeteroArrays:
     of_edges = {key: _edge_arrays(data, key, left_out) for key in data.edge_types}
     if not of_edges:
         raise InputError("data has no edge types: it cannot be ingested as a graph")
+    for key in of_edges:
+        for end in (key[0], key[2]):
+            if end not in of_nodes:
+                raise InputError(f"data[{key!r}] has ends of type {end!r}, which has no nodes: set data[{end!r}].num_nodes")
     if spec.random_split is not None:
         of_nodes = {name: {key: each for key, each in own.items() if key not in MASKS} for name, own in of_nodes.items()}
     made = typed_settings(spec, of_nodes, of_edges, _reverses(of_edges))

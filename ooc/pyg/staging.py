@@ -70,6 +70,8 @@ def _as_setting(name: str, value: Any, folder: Folder) -> Any:
         return None
     if name in ("features", "edge_features", "arg"):
         return _as_pairs(name, value, folder)
+    if isinstance(value, Mapping):
+        return value  # by type, beside edges without types: the specification refuses it
     if name in ("label", "edge_label", "graph_label", "x_cols", "one_hot", "codes", "random_split"):
         return joined(value)
     texts = isinstance(value, list) and all(isinstance(each, str) for each in value)

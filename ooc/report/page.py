@@ -129,7 +129,7 @@ def _render(name: str, summary: dict[str, Any], figures: list[Shown], steps: int
 def _settings(config: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Settings that were chosen, and the others: (heading, name -> value)."""
     known = {name: value for name, value in config.items() if value not in (None, {}, [])}
-    chosen = differing(class_of(config), config)
+    chosen = differing(class_of(config), config) | ({"task"} if config.get("task", "node") != "node" else set())
     parts = ("", [name for name in known if name in chosen]), ("defaults", [name for name in known if name not in chosen])
     return [(heading, {name: _setting(known[name]) for name in names}) for heading, names in parts if names]
 

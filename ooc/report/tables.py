@@ -24,7 +24,8 @@ def tables(plan: Any) -> list[Table | Text]:
 
 @tables.register
 def _of_run(plan: Plan) -> list[Table | Text]:
-    return [_memory(plan), _stages(plan), _run(plan), Text(f"features are read: {plan.reading}"), Text(plan.advice)]
+    reading = [Text(f"features are read: {plan.reading}")] if plan.reading else []
+    return [_memory(plan), _stages(plan), _run(plan), *reading, Text(plan.advice)]
 
 
 @tables.register

@@ -71,7 +71,7 @@ class WrittenRows:
     def moved(self) -> str:
         """What was read and written, for people."""
         moved = f"{format_bytes(self.bytes_read)} read, {format_bytes(self.bytes_written)} written"
-        return "; ".join(filter(None, [moved, f"features by {self.reading}", self.method]))
+        return "; ".join(filter(None, [moved, self.reading and f"features by {self.reading}", self.method]))
 
 
 class NodeRows:
@@ -534,7 +534,7 @@ def _config(run: Path, wanted: type[ModelConfig] = NodeConfig) -> Any:
         raise ConfigError(f"{run} is not a run of `ooc train`: it holds no config.json; give the directory of a run")
     kind = class_of(found)
     if found.get("task") == "edge":
-        raise ConfigError(f"{run} was trained on labels of edges: this verb takes models of nodes")
+        raise ConfigError(f"{run} was trained on labels of edges, and this verb computes nodes: see LinkNeighborLoader")
     if not issubclass(kind, wanted):
         raise ConfigError(f"{run} was trained with mode {found['mode']}: this verb takes models of nodes")
     return parse(kind, found, where=f"{run}: ")

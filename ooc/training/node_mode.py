@@ -76,7 +76,7 @@ class NodeMode(LabelMode):
     def notes(self) -> list[str]:
         """The memory, and how features are read."""
         memory = [] if self.config.memory is None else [str(self.batch_budget)]
-        return [*memory, f"features are read: {self.reading}"]
+        return [*memory, *([f"features are read: {self.reading}"] if self.reading else [])]
 
     @property
     def reading(self) -> str:
@@ -103,7 +103,7 @@ class NodeMode(LabelMode):
 
 
 def feature_reading(dataset: Dataset) -> str:
-    """How features are read, for people; of a heterogeneous store those of every node type."""
+    """How features are read, for people; of a heterogeneous store those of every node type, and nothing where none has any."""
     if not dataset.is_hetero:
         return dataset.reading("x")
     of: dict[str, list[str]] = {}

@@ -42,6 +42,10 @@ GRAPHS = "--nodes atoms.csv --edges bonds.csv --graph-id mol"
         (f"{TYPES} --id venue=id", "--id: there is no node type 'venue'; there are 'paper', 'author'"),
         ("--nodes paper=papers.csv --nodes author --id author=name --edges author:writes:paper=writes.csv", "give --nodes too"),
         ("--edges bonds.csv --edges bonds.csv", "--edges is given twice"),
+        (
+            f"{TYPES.rpartition(' --')[0]} --edges writes.csv",
+            "--nodes is given by type: give --edges by type too, as in author:writes:paper=FILES",
+        ),
         ("--nodes nobody.csv --edges bonds.csv", "nobody.csv has no rows, and a graph needs nodes: list them there"),
         (f"{GRAPHS} --graphs mols.csv", "mols.csv line 4: graph 'm2' has no nodes; leave it out"),
         ("--nodes nobody.csv --edges bonds.csv --graph-id id", "nobody.csv has no rows"),

@@ -105,6 +105,7 @@ def test_json_holds_every_option_and_reads_back(tmp_path: Path) -> None:
         ({"model_args": "{"}, ["model_args"]),
         ({"dropout": 1.5}, ["dropout"]),
         ({"mode": "history", "refresh": "sometimes"}, ["refresh", "integer or 'auto'"]),
+        ({"task": "link", "monitor": "hits@10", "eval_ratio": 9}, ["monitor = hits@10 is 1 for every model", "eval_ratio = 9"]),
     ],
 )
 def test_a_fault_is_one_line_naming_the_key(values: dict[str, object], words: list[str]) -> None:

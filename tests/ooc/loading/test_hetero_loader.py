@@ -17,7 +17,10 @@ from torch_geometric.sampler import NumNeighbors, SamplerOutput
 
 from ooc.graph.hetero import EdgeKey
 from ooc.loading import sampling, superbatch
+from ooc.loading.event_loader import EventLoader
 from ooc.loading.neighbor_loader import HGTLoader, NeighborLoader
+from ooc.loading.snapshot_loader import SnapshotLoader
+from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
 from ooc.loading.superbatch import Superbatches
 from ooc.loading.superbatch_plan import SuperbatchPlanner
 from ooc.runtime.keyed_random import Cursor
@@ -355,6 +358,7 @@ def test_fan_outs_by_name(ds: Dataset) -> None:
             r"input_nodes must name their type, one of author, paper, topic, venue, as in input_nodes=('author', mask)",
         ),
         (([1], torch.arange(3)), "input_nodes must name their type"),
+        (([1], "train"), "; a split goes with its type, as in input_nodes=('paper', 'train')"),
         (([1], "venues"), "input_nodes are of the node type 'venues', which"),
         (([1], ("author", "train")), "has no split 'train' of node type 'author'"),
         (([1], ("author", [120])), "input node 120 at position 0 is out of range"),
@@ -372,6 +376,13 @@ def test_input_nodes_of_another_type_of_a_homogeneous_store_are_refused(tmp_path
     path = write_store(tmp_path / "s", Graph.from_edges([0, 1], [1, 0], 2))
     with Dataset.open(path) as ds, pytest.raises(InputError, match=r"of the node type 'paper', which .* has not: it has node"):
         NeighborLoader(ds, [1], ("paper", None))
+
+
+def test_loaders_of_homogeneous_graphs_say_which_take_heterogeneous_ones(ds: Dataset) -> None:
+    for loader in (ClusterLoader, SaintLoader, SnapshotLoader, EventLoader):
+        words = f"{loader.__name__} is for homogeneous graphs, and .* is heterogeneous: use NeighborLoader, HGTLoader or"
+        with pytest.raises(ConfigError, match=words):
+            loader(ds, window=10) if loader is SnapshotLoader else loader(ds, batch_size=4)
 
 
 def check_induced(batch: HeteroData) -> None:

@@ -41,6 +41,16 @@ def academic(**of_papers: Any) -> HeteroData:
     return data
 
 
+def test_an_edge_type_whose_end_has_no_nodes_is_named(tmp_path: Path) -> None:
+    data = academic()
+    data["paper", "in", "venue"].edge_index = torch.zeros(2, 3, dtype=torch.long)
+    with pytest.raises(InputError, match=r"ends of type 'venue', which has no nodes: set data\['venue'\].num_nodes"):
+        ooc.from_data(data, tmp_path / "s.ooc")
+    with pytest.raises(ConfigError, match="`label` is given by type: give `edges` by type too"):
+        ooc.ingest(tmp_path / "s.ooc", edges=np.zeros((2, 3), int), num_nodes=3, label={"paper": "y"})
+    assert not any(tmp_path.iterdir())
+
+
 def bipartite() -> HeteroData:
     """Nodes and edges without labels and times."""
     data = HeteroData(user={"num_nodes": 3}, item={"num_nodes": 4})
@@ -309,7 +319,10 @@ def test_the_command_line_ingests_describes_and_verifies_types(
     assert "s.ooc has several node types: give one of paper, author as --node-type" in capsys.readouterr().err
     assert main(["split", "s.ooc", "--random-split", "0.6,0.2,0.2", "--node-type", "paper"]) == 0
     assert main(["info", "s.ooc"]) == 0
-    assert "paper                    5 nodes, binary, 2 classes, train 3, val 1, test 1" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "paper                    5 nodes, binary, 2 classes, train 3, val 1, test 1" in told
+    arrays = told.partition("  arrays\n")[2].splitlines()
+    assert len({len(line) - len(line.split(maxsplit=1)[1]) for line in arrays}) == 1, "the columns are aligned"
     assert main(["info", "s.ooc", "--id", "author:bob"]) == 0
     assert capsys.readouterr().out == "1\n"
     for text, message in (

@@ -145,7 +145,9 @@ def test_settings_that_were_chosen_come_first(make_store: MakeStore, tmp_path: P
     (heading, chosen), (rest, others) = page._settings(config)
     assert (heading, rest) == ("", "defaults")
     assert list(chosen) == ["store", "out", "hidden", "fanout"]
-    assert {"lr", "layers", "eval_fanout", "mode"} <= set(others)
+    assert {"lr", "layers", "eval_fanout", "mode", "task"} <= set(others)
+    links = load_config(None, {"store": "a.ooc", "out": "run", "task": "link"}).model_dump(mode="json")
+    assert page._settings(links)[0][1]["task"] == "link"
 
 
 def test_captions_and_legends_fit_what_is_drawn() -> None:

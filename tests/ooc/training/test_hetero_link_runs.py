@@ -16,6 +16,7 @@ from ooc.models.user_models import forward_batch
 from ooc.sampling.links import EdgeLookup
 from ooc.stores.errors import ConfigError
 from ooc.training.edge_mode import EdgeMode
+from ooc.training.infer import WrittenRows
 from ooc.training.link_mode import LinkMode
 from tests.conftest import MakeStore
 from tests.ooc.runs import curve
@@ -198,6 +199,16 @@ def test_a_split_of_the_store_is_used(divided: Path, tmp_path: Path) -> None:
             assert given or mode.loader.num_seeds == len(ds.edges(LIKES).members("train"))
             assert set(mode.evaluators) == {"val", "test"}
             mode.close()
+
+
+def test_nothing_is_said_of_features_where_there_are_none(tmp_path: Path) -> None:
+    data = HeteroData(user={"num_nodes": 30}, item={"num_nodes": 20})
+    data["user", "likes", "item"].edge_index = torch.stack([torch.arange(60) % 30, torch.arange(60) % 20])
+    with ooc.from_data(data, tmp_path / "s.ooc", reverse=True) as ds:
+        mode = LinkMode(ooc.LinkConfig(store=ds.path, out=tmp_path / "run", **{**SMALL, "edge_type": "user:likes:item"}), ds)
+        assert not any("features" in line for line in mode.notes())
+        mode.close()
+    assert WrittenRows(tmp_path, 2, 1, 0, 0, "").moved == "0 B read, 0 B written"
 
 
 @pytest.mark.parametrize("undirected", [False, True])
