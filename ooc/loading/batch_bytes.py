@@ -78,8 +78,10 @@ class BatchBytes:
     def nbytes(self, drawn: SampledBatch) -> int:
         subgraph = drawn.subgraph
         if self.pre_aggregation is not None:
-            return subgraph.nbytes + self.aggregated_bytes(subgraph)
-        return subgraph.nbytes + self.collator.nbytes(len(subgraph.node), len(subgraph.source), self.row_bytes)
+            return subgraph.nbytes + self.aggregated_bytes(subgraph) + drawn.link_bytes
+        return (
+            subgraph.nbytes + drawn.link_bytes + self.collator.nbytes(len(subgraph.node), len(subgraph.source), self.row_bytes)
+        )
 
     def aggregated_bytes(self, subgraph: Subgraph) -> int:
         """Bytes of the batch without its last hop, with aggregates."""
@@ -173,7 +175,7 @@ class ScanBytes:
         self_rows = self.self_row_bytes * expanded
         own = 12 * expanded  # where a destination's own row is kept, and how that is found
         return ScanSize(
-            sums=self.batch.aggregated_bytes(subgraph) - self_rows + rest + own,
+            sums=self.batch.aggregated_bytes(subgraph) - self_rows + rest + own + drawn.link_bytes,
             self_rows=self_rows,
             entries=entry * (len(subgraph.source) + expanded),
             activations=self.batch.activation_bytes(drawn),

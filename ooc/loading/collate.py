@@ -54,6 +54,11 @@ class SampledBatch:
     links: Links | None = None
     """to predict; None in a batch of nodes"""
 
+    @property
+    def link_bytes(self) -> int:
+        """Bytes of its links and of the fields that are made of them."""
+        return 0 if self.links is None else self.links.nbytes
+
 
 @dataclass(frozen=True)
 class LoadedBatch:

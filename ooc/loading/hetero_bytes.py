@@ -36,7 +36,7 @@ class HeteroBatchBytes:
         return sum(len(node) for name, node in drawn.subgraph.node.items() if self.collator.types[name].x is not None)
 
     def nbytes(self, drawn: SampledBatch) -> int:
-        return drawn.subgraph.nbytes + self.collator.nbytes(drawn.subgraph, self.typed)
+        return drawn.subgraph.nbytes + self.collator.nbytes(drawn.subgraph, self.typed) + drawn.link_bytes
 
     def activation_bytes(self, drawn: SampledBatch) -> int:
         """Bytes that the model needs beside a batch: as much again, as `BatchBytes` says, or what its own widths say; and what
@@ -71,7 +71,7 @@ class HeteroScanBytes(ScanBytes):
         sums = self.self_row_bytes * rows
         collated = self.batch.collator.nbytes(subgraph, typed) - self_rows - sums
         return ScanSize(
-            sums=sums + kept + first + others + 4 * rows + 28 * own,
+            sums=sums + kept + first + others + 4 * rows + 28 * own + drawn.link_bytes,
             self_rows=self_rows,
             entries=((4 if typed.num_rows < 2**31 else 8) + _ENTRY_BYTES) * (wanted + own),
             activations=self.batch.activation_bytes(drawn),

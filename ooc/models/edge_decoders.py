@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from ooc.stores.errors import ConfigError
 
 PAIRS_AT_ONCE = 2**16
-"""pairs whose hidden rows a perceptron makes at once; a fixed number, so that scores do not depend on the memory"""
+"""pairs that have rows of their own in memory at once; a fixed number, so that scores do not depend on the memory"""
 DecoderName = Literal["dot", "mlp", "distmult"]
 
 
@@ -109,6 +109,35 @@ class DistMultDecoder(nn.Module):
     def every(self, src: Tensor, dst: Tensor) -> Tensor:
         """Scores of every source [b, d] with every destination [m, d], of kind 0: [b, m]."""
         return (src * self.relation[0]) @ dst.t()
+
+
+def scores_of_own(decoder: nn.Module, src: Tensor, rows: Tensor, dst: Tensor) -> Tensor:
+    """Scores of sources, each with destinations of its own.
+
+    The destinations' rows of `PAIRS_AT_ONCE` pairs are in memory at once, and gathered again in the backward pass.
+
+    Args:
+        decoder: What scores pairs.
+        src: Rows of the sources, [b, d].
+        rows: Rows that the destinations are among, [n, d].
+        dst: Where each source's destinations are in `rows`, int64[b, m].
+
+    Returns:
+        The scores, [b, m].
+
+    >>> scores_of_own(DotDecoder(), torch.ones(3, 8), torch.ones(5, 8), torch.tensor([[0, 4], [1, 1], [2, 3]])).shape
+    torch.Size([3, 2])
+    """
+
+    def scored(some: Tensor, own: Tensor) -> Tensor:
+        found: Tensor = decoder(some.unsqueeze(1), rows[own])
+        return found
+
+    at_once = max(1, PAIRS_AT_ONCE // max(1, dst.size(1)))
+    if len(src) <= at_once:
+        return scored(src, dst)
+    parts = zip(torch.split(src, at_once), torch.split(dst, at_once), strict=True)
+    return torch.cat([checkpoint(scored, some, own, use_reentrant=False) for some, own in parts])
 
 
 def make_decoder(name: str, channels: int, dropout: float = 0.0) -> nn.Module:

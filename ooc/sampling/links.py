@@ -44,6 +44,12 @@ class Links:
     negative_dst: Ids
     """int64[m] of binary negatives, int64[b, m] of the destinations of triplets"""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of these arrays and of the fields that are made of them: a copy, and the label of a link or binary negative."""
+        arrays = self.src, self.dst, self.negative_src, self.negative_dst
+        return 2 * sum(each.nbytes for each in arrays) + 8 * (len(self.src) + len(self.negative_src))
+
 
 class Seeds(NamedTuple):
     """The seeds of a batch."""

@@ -19,6 +19,7 @@ from ooc.loading.stored_edge_split import StoredEdgeSplit
 from ooc.metrics.link_losses import LinkLoss
 from ooc.metrics.links import LinkScores
 from ooc.metrics.tasks import LabelTask
+from ooc.models.edge_decoders import scores_of_own
 from ooc.models.layers import autocast, evaluating
 from ooc.models.user_models import forward_batch
 from ooc.runtime.keyed_random import Purpose, key
@@ -171,7 +172,7 @@ class LinkMode(SampledMode):
         _, (source, src_rows), (target, dst_rows) = self._sides(batch, rows)
         score: Any = self.model.link_decoder
         src, negative = src_rows[source.src_index], target.dst_neg_index.view(len(source.src_index), -1)
-        return score(src, dst_rows[target.dst_pos_index]), score(src[:, None], dst_rows[negative])
+        return score(src, dst_rows[target.dst_pos_index]), scores_of_own(score, src, dst_rows, negative)
 
     def score(self, split: str, epoch: int) -> Scores | None:
         """See `LabelMode`: AP and ROC AUC against one negative of each link, ranks among all of its negatives."""

@@ -14,6 +14,7 @@ from torch_geometric.sampler import NegativeSampling
 
 import ooc
 from ooc.loading.link_neighbor_loader import LinkNeighborLoader
+from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import divide
 from ooc.stores.errors import BudgetError, ConfigError, InputError
 from tests.conftest import MakeStore
@@ -254,6 +255,17 @@ def test_what_does_not_fit_is_refused(ds: Any, make_store: MakeStore, edge_index
         pytest.raises(ConfigError, match="has all possible edges, so no exact negatives"),
     ):
         LinkNeighborLoader(full, [2], neg_sampling="binary", exact_negatives=True)
+
+
+@pytest.mark.parametrize("amount", [1, 40])
+@pytest.mark.parametrize("mode", ["binary", "triplet"])
+def test_the_links_of_a_batch_count_for_its_memory(ds: Any, mode: str, amount: int) -> None:
+    loader = LinkNeighborLoader(ds, [0], neg_sampling={"mode": mode, "amount": amount}, batch_size=64, split_masks=False)
+    batch, drawn = next(iter(loader)), loader.strategy.stages.sample.sample(Cursor(0, 0))
+    fields = {each.data_ptr(): each.nbytes for each in batch.to_dict().values() if isinstance(each, Tensor)}
+    assert drawn.links is not None
+    links = sum(each.nbytes for each in (drawn.links.negative_src, drawn.links.negative_dst))
+    assert sum(fields.values()) + links <= loader.strategy.memory.nbytes(drawn)
 
 
 def test_a_batch_beyond_the_memory_is_refused(ds: Any) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ooc.models import edge_decoders
-from ooc.models.edge_decoders import DistMultDecoder, DotDecoder, MLPDecoder, make_decoder
+from ooc.models.edge_decoders import DistMultDecoder, DotDecoder, MLPDecoder, make_decoder, scores_of_own
 from ooc.stores.errors import ConfigError
 
 
@@ -41,6 +41,27 @@ def test_hidden_rows_of_all_pairs_are_not_in_memory_at_once(monkeypatch: pytest.
         found.append((scores.detach(), *torch.autograd.grad((scores**2).sum(), [src, dst, *made.parameters()])))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", ["dot", "mlp", "distmult"])
+def test_destinations_of_each_source_are_gathered_some_pairs_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, dst = make_decoder(name, 6).double(), torch.randint(0, 9, (20, 5))
+    src, rows = (torch.randn(count, 6, dtype=torch.float64, requires_grad=True) for count in (20, 9))
+    found, most = [], []
+    for at_once in (12, 1000):
+        monkeypatch.setattr(edge_decoders, "PAIRS_AT_ONCE", at_once)
+        kept: list[int] = []
+        hooks = lambda each, kept=kept: kept.append(each.numel()) or each, lambda each: each
+        with torch.autograd.graph.saved_tensors_hooks(*hooks):
+            scores = scores_of_own(decoder, src, rows, dst)
+        most.append(max(kept))
+        found.append((scores.detach(), *torch.autograd.grad((scores**2).sum(), [src, rows, *decoder.parameters()])))
+    assert most[0] < 20 * 5 * 6 <= most[1]
+    torch.testing.assert_close(found[0][0], decoder(src[:, None], rows[dst]).detach())
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+    with torch.no_grad():
+        assert scores_of_own(decoder, src, rows, dst[:, :0]).shape == (20, 0)
 
 
 def test_they_are_their_formulas() -> None:
