@@ -7,6 +7,9 @@ DEMO   ?= demo
 ALONE  := $(BIN)/python -m pytest
 TESTS  := $(ALONE) --numprocesses 3 --dist worksteal
 
+# Compiled modules are kept, whatever the environment says: the tests' processes and their children import the same ones.
+unexport PYTHONDONTWRITEBYTECODE
+
 MEASURED = $(shell grep -rl --include='test_*.py' 'mark.alone' tests)
 
 .PHONY: demo docs package check lint types quick measured full test test-all clean

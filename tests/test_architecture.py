@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,15 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in FILES}
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Every module that a file imports, at any depth; `ooc.stores.x`, in the folder `stores`, as `stores.x`."""
-    yield from (name.removeprefix("ooc.") if name.startswith("ooc.stores") else name for name in imported(path))
+@cache  # not when the tests are collected, which every process does
+def imports(module: str) -> frozenset[str]:
+    """Every module that a module imports, at any depth; `ooc.stores.x`, in the folder `stores`, as `stores.x`."""
+    return frozenset(name.removeprefix("ooc.") if name.startswith("ooc.stores") else name for name in imported(MODULES[module]))
+
+
+def all_imports() -> dict[str, frozenset[str]]:
+    """The imports of every module."""
+    return {name: imports(name) for name in MODULES}
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -69,9 +76,6 @@ def imported(path: Path) -> Iterator[str]:
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 yield full if full.replace("ooc.stores", "stores") in MODULES else node.module
-
-
-IMPORTS = {name: set(imports(path)) for name, path in MODULES.items()}
 
 
 def classes(package: str) -> dict[str, list[str]]:
@@ -88,7 +92,7 @@ def classes(package: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_imports_go_one_way(path: Path) -> None:
     forbidden = {"stores": {"torch", "torch_geometric", "torchmetrics", "ooc", "tools"}, "ooc": {"tools"}, "tools": set()}
-    used = {name.partition(".")[0] for name in IMPORTS[module_of(path)]}
+    used = {name.partition(".")[0] for name in imports(module_of(path))}
     assert not used & forbidden[path.relative_to(ROOT).parts[0]]
 
 
@@ -97,7 +101,7 @@ def test_packages_import_only_lower_floors(package: str, floors: tuple[tuple[str
     floor = {f"{package}.{name}": number for number, names in enumerate(floors) for name in names}
     upward = [
         f"{name} imports {target}"
-        for name, targets in IMPORTS.items()
+        for name, targets in all_imports().items()
         for target in sorted(targets)
         if (mine := ".".join(name.split(".")[:2])) in floor
         and (its := ".".join(target.split(".")[:2])) in floor
@@ -108,7 +112,8 @@ def test_packages_import_only_lower_floors(package: str, floors: tuple[tuple[str
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    left = {name: {target for target in targets if target in MODULES and target != name} for name, targets in IMPORTS.items()}
+    known = {name: {target for target in targets if target in MODULES} for name, targets in all_imports().items()}
+    left = {name: targets - {name} for name, targets in known.items()}
     while free := [name for name, targets in left.items() if not targets]:
         for name in free:
             del left[name]
