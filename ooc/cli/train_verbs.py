@@ -260,6 +260,9 @@ def rank(
         typer.Option("--out", metavar="PATH", help="The Parquet or CSV file to write: source, target, rank, score."),
     ],
     k: Annotated[int, typer.Option("--k", help="Destinations to keep for each source.")] = 10,
+    sources: Annotated[
+        str | None, typer.Option("--sources", metavar="SPLIT", help="Split of the nodes to rank for; by default all.")
+    ] = None,
     memory: MemoryOption = None,
     engine: EngineOption = "auto",
     model: ModelOption = None,
@@ -272,6 +275,7 @@ def rank(
     memory. After a crash, run the command again to continue.
     """
     options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads, "k": k}
+    options["sources"] = sources
     result = _layer_by_layer("rank", checkpoint, store, out, memory=memory, engine=engine, **options)
     print(f"{result.path}: the best {result.columns} of {result.rows:,} sources; {result.moved}")
 

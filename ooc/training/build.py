@@ -157,7 +157,17 @@ def _model_of_types(config: NodeConfig, dataset: Dataset, node_type: str | Seque
     made = load_model(config.model, offered, config.model_args, asked, config.folders)
     if typed:
         edge_features_for(made, dataset)  # refused before it is called without them
-    return initialized(made if typed else to_hetero(made, metadata), widths, metadata, edge_dims)
+    return initialized(made if typed else _of_every_type(made, metadata), widths, metadata, edge_dims)
+
+
+def _of_every_type(model: nn.Module, metadata: Any) -> nn.Module:
+    """The module with layers for every type, as PyG's `to_hetero` makes it. Raises ConfigError where that does not."""
+    try:
+        made: nn.Module = to_hetero(model, metadata)
+    except Exception as error:  # PyG refuses some modules, and traces the user's code
+        why = " ".join(str(error).split())
+        raise ConfigError(f"{type(model).__name__} cannot be made heterogeneous by PyG's to_hetero: {why}") from error
+    return made
 
 
 def model_bytes(config: RunConfig, model: nn.Module) -> int:

@@ -18,6 +18,7 @@ from ooc.graph.hetero import EdgeKey
 from ooc.layerwise.exact_pass import ExactPass
 from ooc.layerwise.layerwise_pass import Progress
 from ooc.layerwise.top_k import KnownLinks, Ranking, TopK, check_k
+from ooc.loading.arguments import input_nodes_of
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
@@ -36,6 +37,7 @@ def rank(
     out: Path | str,
     *,
     k: int = 10,
+    sources: Any = None,
     memory: str | int | None = None,
     engine: str = "auto",
     model_class: str | None = None,
@@ -56,6 +58,8 @@ def rank(
             and `score` (float32), one row for each pair, by source and rank. A source has fewer than k rows where there are
             fewer other destinations.
         k: Destinations to keep for each source, 1 or more.
+        sources: Which to rank for, as `input_nodes` of `NeighborLoader`: a split's name, a mask, rows, or ids that are words;
+            None: all.
         memory, engine, model_class, allow_code, progress, verify_reads: As of `infer`.
 
     Returns:
@@ -83,6 +87,8 @@ def rank(
             ds = opened.enter_context(Dataset.open(store, **given, engine=engine, float_features=takes_floats(config)))
             given = {}
         key = link_type(config.edge_type, ds)
+        chosen = input_nodes_of(ds, (key[0], sources))
+        source = chosen.ids(np.arange(len(chosen)))
         more: dict[str, Any] = {"consent": consent, "node_type": key[0] if ds.is_hetero else None}
         work = ModelOutputs(run, ds, engine=engine, progress=progress, **more, **given)
         subject = opened.enter_context(work.opened())
@@ -95,12 +101,12 @@ def rank(
         items, known = np.arange(ds.nodes(key[2]).num_nodes), KnownLinks(None, ds.edges(key))
         decoder: Any = subject.model.link_decoder
         ranking = Ranking(rows[key[0]], rows[key[2]], decoder, items, known, same=key[0] == key[2])
-        lists = _tables(ranking, ds, key, min(int(k), max(1, len(items))), progress)
+        lists = _tables(ranking, ds, key, source, min(int(k), max(1, len(items))), progress)
         write_tables(out, chain(lists, _removed(out, passes)))
         moved = [(each.stats.bytes_read, each.stats.bytes_written) for each in passes.values()]
         read, written = (sum(each) for each in zip(*moved, strict=True))
         method = "; ".join(dict.fromkeys(each.method for each in passes.values() if each.method))
-        return WrittenRows(out, ds.nodes(key[0]).num_nodes, k, read, written, feature_reading(ds), method, "sources")
+        return WrittenRows(out, len(source), k, read, written, feature_reading(ds), method, "sources")
 
 
 def _check(out: Path, k: Any) -> None:
@@ -125,19 +131,18 @@ def _removed(out: Path, passes: Mapping[str, ExactPass]) -> Iterator[pa.Table]:
     yield from ()
 
 
-def _tables(ranking: Ranking, ds: Dataset, key: EdgeKey, k: int, progress: Progress | None) -> Iterator[pa.Table]:
-    """The lists of all sources, some at a time; one table at least."""
-    source, target = ds.nodes(key[0]), ds.nodes(key[2])
-    count, at_once = source.num_nodes, max(1, ROWS_AT_ONCE // k)
-    yield _table(TopK.empty(np.arange(0), k), source, target)  # of a store without sources too
-    for part in ranking.groups(np.arange(count), k, ds.process_memory.limit):
-        best = TopK.empty(np.arange(part.start, part.stop), k)
+def _tables(ranking: Ranking, ds: Dataset, key: EdgeKey, ids: Ids, k: int, progress: Progress | None) -> Iterator[pa.Table]:
+    """The lists of sources, some at a time; one table at least."""
+    source, target, at_once = ds.nodes(key[0]), ds.nodes(key[2]), max(1, ROWS_AT_ONCE // k)
+    yield _table(TopK.empty(np.arange(0), k), source, target)  # where there are no sources too
+    for part in ranking.groups(ids, k, ds.process_memory.limit):
+        best = TopK.empty(ids[part], k)
         ranking.fill(best)
         for start in range(0, len(best.source), at_once):
             some = slice(start, start + at_once)
             yield _table(TopK(best.source[some], best.item[some], best.score[some]), source, target)
         if progress is not None:
-            progress("ranking", part.stop, count)
+            progress("ranking", part.stop, len(ids))
 
 
 def _table(best: TopK, source: NodeSet, target: NodeSet) -> pa.Table:

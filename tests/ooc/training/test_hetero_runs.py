@@ -256,6 +256,10 @@ def test_ones_own_class_takes_edge_features_by_type(store: Path, tmp_path: Path)
         ({"model": "hgt", "heads": 3}, "hidden_channels=8 is the width of all 3 heads together"),
         ({"num_bases": 2}, "num_bases does not apply to model rsage"),
         ({"train_split": "first"}, "no split 'first' to train on"),
+        (
+            {"model": "torch_geometric.nn:GAT"},
+            "GAT cannot be made heterogeneous by PyG's to_hetero: 'add_self_loops' attribute set to 'True'",
+        ),
     ],
 )
 def test_what_does_not_apply_is_refused_in_one_line(

@@ -15,7 +15,7 @@ from ooc.graph.hetero import EdgeKey
 from ooc.layerwise import full_neighbor_pass, top_k
 from ooc.models.edge_decoders import make_decoder
 from ooc.stores.build import write_hetero_store
-from ooc.stores.errors import ConfigError, StoreError
+from ooc.stores.errors import ConfigError, InputError, StoreError
 from ooc.stores.graph import Graph
 from ooc.training import rank as module
 from tests.conftest import MakeStore
@@ -85,6 +85,35 @@ def test_lists_between_two_types_are_those_of_a_sort(shop: tuple[Path, Path], tm
     scores = [float(user[u] @ item[v]) for u, v, _ in wanted]
     np.testing.assert_allclose(table["score"].to_numpy(), scores, rtol=1e-5, atol=1e-6)
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_sources_are_chosen_as_input_nodes_are(shop: tuple[Path, Path], tmp_path: Path) -> None:
+    store, run = shop
+    ooc.rank(run, store, tmp_path / "all.parquet", k=K)
+    every = pq.read_table(tmp_path / "all.parquet").to_pylist()
+    some = [5, 1, 0, 20]
+    for number, given in enumerate((some, np.isin(np.arange(USERS), some), [NAMES[u] for u in some])):
+        written = ooc.rank(run, store, tmp_path / f"{number}.parquet", k=K, sources=given)
+        order = sorted(some) if number == 1 else some
+        wanted = [row for u in order for row in every if row["source"] == NAMES[u]]
+        assert written.rows == len(some)
+        assert pq.read_table(tmp_path / f"{number}.parquet").to_pylist() == wanted
+    assert ooc.rank(run, store, tmp_path / "none.csv", sources=[]).rows == 0
+    assert (tmp_path / "none.csv").read_text().strip() == '"source","target","rank","score"'
+    for wrong, error, words in (
+        ("train", InputError, "no split 'train'"),
+        ([USERS], InputError, f"{USERS}.* is (not a node|out of range)"),
+    ):
+        with pytest.raises(error, match=words):
+            ooc.rank(run, store, tmp_path / "wrong.csv", sources=wrong)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "0.parquet",
+        "1.parquet",
+        "2.parquet",
+        "all.parquet",
+        "none.csv",
+    ]
 
 
 @pytest.mark.usefixtures("_small_blocks")
