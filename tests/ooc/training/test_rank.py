@@ -170,6 +170,7 @@ def test_the_command_ranks(shop: tuple[Path, Path], tmp_path: Path, capsys: pyte
     for words, message in (
         ([store, "--checkpoint", run, "--out", f"{tmp_path}/best.txt"], "a table is written as Parquet or CSV"),
         ([store, "--checkpoint", run, "--out", f"{tmp_path}/b.csv", "--k", "0"], "k must be a whole number of 1 or more"),
+        ([store, "--checkpoint", run, "--out", f"{tmp_path}/b.csv", "--sources", "dev"], "no split 'dev'"),
         ([store, "--checkpoint", f"{tmp_path}/none", "--out", f"{tmp_path}/b.csv"], "there is no run in "),
     ):
         assert main(["rank", *words]) == 2
