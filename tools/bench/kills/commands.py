@@ -15,7 +15,8 @@ from tools.bench.lib.killed_process import Difference
 from tools.bench.malformed.cases import NODES, ends, well_formed
 
 STORE, EVENTS, TYPES, RUN, INPUTS = "graph.ooc", "events.ooc", "types.ooc", "model", "../inputs"
-GROWN, APPENDED, GROWING_RUN = "grown.ooc", "appended.ooc", "growing"
+GROWN, APPENDED, GROWING_RUN, GRAPHS = "grown.ooc", "appended.ooc", "growing", "graphs.ooc"
+LINK_RUN, TYPED_RUN, TYPED_LINK_RUN, GRAPH_RUN = "links", "typed", "typed-links", "pooled"
 _TIMES = ["--time", "t", "--edge-features", "msg=m", "--src", "src", "--dst", "dst"]
 _TABLE = ["--nodes", "nodes.csv", "--label", "y", "--split", "split", "--x-cols", "f*"]
 _OLD, _NEW = ["--edges", "edges.csv", *_TIMES], ["--edges", "later.csv", *_TIMES]
@@ -73,10 +74,32 @@ _BATCHES: dict[str, dict[str, Any]] = {
 }
 _TYPED = {**_SAMPLED, "model": "rsage", "evaluate": "sampled", "eval_every": 1}
 """a run whose authors have an embedding table"""
+_LINKS = {**_SAMPLED, "task": "link", "evaluate": "sampled", "eval_every": 1, "batch_size": 300}
+_TYPED_LINKS = {**_LINKS, "model": "rsage", "edge_type": "author:writes:paper"}
+_POOLED = ["--task", "graph", "--model", "gine", "--hidden", "8", "--layers", "2", "--epochs", "2", "--batch-size", "2"]
+_POOLED += ["--checkpoint-every", "2", "--threads", "1", "--seed", "1"]
+_ONE_EPOCH = {"hidden": 8, "layers": 2, "epochs": 1}
+_RUNS = {
+    RUN: (STORE, train_flags(1, hidden=8, layers=2, epochs=2, fanout="4,4")),
+    LINK_RUN: (STORE, train_flags(1, **_ONE_EPOCH | _LINKS)),
+    TYPED_RUN: (TYPES, train_flags(1, **_ONE_EPOCH | _TYPED)),
+    TYPED_LINK_RUN: (TYPES, train_flags(1, **_ONE_EPOCH | _TYPED_LINKS)),
+    GRAPH_RUN: (GRAPHS, _POOLED),
+}
+"""runs that other verbs read -> their store and flags"""
 _EVENT_MODELS = {"events tgn": 0, "events graphmixer": 1, "events tgat": 2}
 _WINDOW_MODELS = {"snapshots roland": 0, "snapshots recurrent": 1, "snapshots evolvegcn": 3}
-_PASSES = {"infer": ("infer", "p.parquet"), "infer csv": ("infer", "p.csv"), "embed": ("embed", "e.zarr")}
-"""verbs that refuse an output that is there, and their output"""
+_PASSES = {
+    "infer": (RUN, "infer", "p.parquet", []),
+    "infer csv": (RUN, "infer", "p.csv", []),
+    "embed": (RUN, "embed", "e.zarr", []),
+    "infer types": (TYPED_RUN, "infer", "p.parquet", []),
+    "embed types": (TYPED_RUN, "embed", "e.zarr", ["--node-type", "author"]),
+    "infer graphs": (GRAPH_RUN, "infer", "p.parquet", []),
+    "rank": (LINK_RUN, "rank", "best.parquet", ["--k", "3"]),
+    "rank types": (TYPED_LINK_RUN, "rank", "best.csv", ["--k", "3"]),
+}
+"""verbs that refuse an output that is there: (the run, the verb, the output, flags)"""
 
 
 def verbs() -> list[Verb]:
@@ -113,8 +136,9 @@ def _of_runs() -> list[Verb]:
         Verb("train appended", ["train", APPENDED, *_SHORT, "--out", "run"], (APPENDED,)),
         Verb("train grown", ["train", APPENDED, *_SHORT, "--out", GROWING_RUN, "--resume", "--grown"], (APPENDED, GROWING_RUN)),
     ]
-    for name, (verb, out) in _PASSES.items():
-        found.append(Verb(name, [verb, STORE, "--checkpoint", RUN, "--out", out], (STORE, RUN), out))
+    for name, (run, verb, out, flags) in _PASSES.items():
+        store = _RUNS[run][0]
+        found.append(Verb(name, [verb, store, "--checkpoint", run, "--out", out, *flags], (store, run), out))
     return found
 
 
@@ -128,6 +152,9 @@ def _of_modes() -> list[Verb]:
         found.append(Verb(name, ["train", STORE, *flags, "--out", "run"], (STORE,)))
     typed = ["train", TYPES, *train_flags(1, **_SMALL | _TYPED), "--out", "run"]
     found += [Verb("types", typed, (TYPES,)), Verb("types on disk", typed, (TYPES,), on_disk=True)]
+    for name, store, settings in (("links", STORE, _LINKS), ("links types", TYPES, _TYPED_LINKS)):
+        found.append(Verb(name, ["train", store, *train_flags(1, **_SMALL | settings), "--out", "run"], (store,)))
+    found.append(Verb("graphs", ["train", GRAPHS, *_POOLED, "--out", "run"], (GRAPHS,)))
     often = {"checkpoint-every": 4}
     for name, seed in _EVENT_MODELS.items():
         flags = event_flags(seed, **often, model=name.split()[1])
@@ -178,6 +205,8 @@ def make_inputs(work: Path, nodes: int, needs: set[str]) -> None:
         make_store(work / STORE, nodes)
     if EVENTS in needs:
         make_events(work / EVENTS)
+    if GRAPHS in needs:
+        succeed(["ingest", GRAPHS, *_INGESTS["ingest graphs"].replace("I/", "inputs/").split(), "--x-cols", "f*"])
     if TYPES in needs:
         make_types(work / TYPES, nodes)
     for name in sorted(needs & {GROWN, APPENDED}):
@@ -186,8 +215,9 @@ def make_inputs(work: Path, nodes: int, needs: set[str]) -> None:
         succeed(["train", APPENDED, *_SHORT, "--epochs", "1", "--out", GROWING_RUN])
     if APPENDED in needs:
         succeed(["append", APPENDED, *_NEW])
-    if RUN in needs:
-        succeed(["train", STORE, *train_flags(1, hidden=8, layers=2, epochs=2, fanout="4,4"), "--out", RUN])
+    for run in sorted(needs & _RUNS.keys()):
+        store, flags = _RUNS[run]
+        succeed(["train", store, *flags, "--out", run])
 
 
 def make_types(path: Path, papers: int) -> Path:
@@ -206,7 +236,8 @@ def make_types(path: Path, papers: int) -> Path:
         ("author", "writes", "paper"): Graph.from_edges(author, paper, **ends),
         ("paper", "rev_writes", "author"): Graph.from_edges(paper, author, **ends),
     }
-    return write_hetero_store(path, nodes, edges)
+    back = {("paper", "rev_writes", "author"): ("author", "writes", "paper")}
+    return write_hetero_store(path, nodes, edges, reverse_of=back)
 
 
 def _make_sources(folder: Path) -> None:
