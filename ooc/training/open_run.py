@@ -123,7 +123,7 @@ def check_types(config: RunConfig, dataset: Dataset) -> None:
         for (task, name), made in MODES.items():
             if made.typed:
                 tasks.setdefault(name, []).append(task)
-        others = " or ".join(f"mode {name} of task {' or '.join(own)}" for name, own in tasks.items())
+        others = " or ".join(f"mode {name} (task {', '.join(own)})" for name, own in tasks.items())
         raise ConfigError(
             f"mode {config.mode} of task {config.task} trains on homogeneous graphs, and {config.store} is heterogeneous: use "
             f"{others}"

@@ -247,7 +247,7 @@ def test_ones_own_class_takes_edge_features_by_type(store: Path, tmp_path: Path)
         ({"model": "sage"}, "model 'sage' is not for heterogeneous graphs: use rsage, rgcn, hgt, or package.module:Class"),
         (
             {"mode": "cluster", "fanout": []},
-            "mode cluster of task node trains on homogeneous graphs, and .* is heterogeneous: use mode sampled of task node",
+            "mode cluster of task node trains on homogeneous graphs, and .* is heterogeneous: use mode sampled .task node, edge, link.",
         ),
         ({"compile": True}, "compile = true does not apply to heterogeneous graphs"),
         ({"precision": "fp16"}, "the embedding tables of author are not trained in fp16: use `precision` fp32 or bf16"),
