@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from typer.core import TyperCommand, TyperGroup
 
 from ooc.cli.flags import Flag
-from ooc.config.modes import choice_of, name_of
+from ooc.config.modes import choice_of, classes, name_of
 from ooc.config.topics import Topics, by_topic, common
 from ooc.stores.errors import ConfigError
 
@@ -24,7 +24,7 @@ class Verb(TyperCommand):
     flags: ClassVar[Mapping[str, Flag]] = {}
     topics: ClassVar[Topics] = {}
     common: ClassVar[frozenset[str] | None] = None
-    """names of what `--help` shows; None for everything"""
+    """names of what `--help` shows, beside a mode's own options; None for everything"""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Print the help of all options where it is asked for, and that of a mode behind `--mode` or `--task`."""
@@ -41,7 +41,8 @@ class Verb(TyperCommand):
         rows |= {name: _row(flag, ctx.meta.get("mode")) for name, flag in self.flags.items()}
         rows = {name: row for name, row in rows.items() if row is not None}
         everything = self.common is None or "all" in ctx.meta
-        shown = [name for name in rows if everything or name in (self.common or ()) or name not in self.flags]
+        chosen = {*(self.common or ()), *(name for name, flag in self.flags.items() if _is_own(flag, ctx.meta.get("mode")))}
+        shown = [name for name in rows if everything or name in chosen or name not in self.flags]
         arguments = [each.name for each in self.params if each.param_type_name == "argument"]
         sections = {"Arguments": arguments} | by_topic([name for name in shown if name not in arguments], self.topics, _OWN)
         for topic, names in sections.items():
@@ -86,11 +87,16 @@ def verb(flags: Iterable[Flag], topics: Topics, short: bool = True) -> type[Verb
     )
 
 
+def _is_own(flag: Flag, mode: str | None) -> bool:
+    """Whether a flag is one of a mode's that the default mode does not have."""
+    return mode in flag.modes and next(iter(classes())) not in flag.modes
+
+
 def _row(flag: Flag, mode: str | None) -> tuple[str, str] | None:
     """A flag's line in the help; in that of a mode None where it does not apply."""
     if not mode or not flag.modes:
         return flag.option, flag.text
-    return (flag.option, flag.modes[mode].text) if mode in flag.modes else None
+    return (flag.modes[mode].option, flag.modes[mode].text) if mode in flag.modes else None
 
 
 def _mode_in(args: Sequence[str]) -> str | None:

@@ -19,7 +19,10 @@ TRAIN: Topics = {
         "update identity both_ways memory_dim time_dim past raw",
     ),
     "Task": ("task loss", "node_type edge_type huber_delta label_smoothing class_weights decoder exact_negatives"),
-    "Events (--mode events, snapshots)": ("", "labels columns val test negatives ratio destinations live"),
+    "Events and links (--mode events, snapshots, --task link)": (
+        "",
+        "labels columns val test negatives ratio destinations live",
+    ),
     "Optimization": (
         "epochs lr weight_decay max_steps",
         "optimizer updates grad_clip precision",

@@ -64,6 +64,13 @@ def test_the_help_of_a_mode_shows_its_options_only(capsys: pytest.CaptureFixture
     assert "ratio" in options(links)
     assert "fanout" not in options(links)
     assert "--task auto|classification|regression" in printed(capsys, "ingest", "--task", "regression", "--help-all")
+    for asked, own in (
+        ("--task=link", "edge-type decoder eval-ratio"),
+        ("--task=graph", "pooling"),
+        ("--mode=history", "refresh"),
+    ):
+        assert {*own.split(), "model", "out"} <= set(options(printed(capsys, "train", asked, "--help")))
+    assert "--loss bce|bpr|softmax " in printed(capsys, "train", "--task", "link", "--help")
     events = printed(capsys, "train", "--mode", "events", "--help")
     assert re.search(r"--lr NUMBER .*\[0.0005\]", events)
 
