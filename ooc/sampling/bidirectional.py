@@ -7,10 +7,10 @@ import numpy as np
 
 from ooc.graph.hetero import EdgeKey, EdgeSample, HeteroSubgraph
 from ooc.runtime.memory_plan import words_for
-from ooc.stores.arrays.rows import AnyArray, Ids
+from ooc.sampling.links import slots_of
+from ooc.stores.arrays.rows import Ids
 from ooc.stores.errors import BudgetError
 from ooc.stores.graph import Graph
-from ooc.stores.jit import kernel
 
 Pairs = tuple[Ids, Ids, Ids]
 """local sources, local destinations and slots of edges, int64[e] each"""
@@ -64,11 +64,8 @@ def _reversed(graph: Graph, found: HeteroSubgraph, key: EdgeKey, edges: Pairs, o
     target, source, slot = edges
     if own:
         return source, target, slot
-    order = np.lexsort((source, target))
-    source, target = source[order], target[order]
-    slot = np.full(len(source), -1)
-    arrays = np.asarray(graph.indptr), np.asarray(graph.indices)
-    find_slots(*arrays, found.node[key[2]], found.node[key[0]], target, source, slot)
+    rows = found.node[key[0]][source], found.node[key[2]][target]
+    slot = slots_of(np.asarray(graph.indptr), np.asarray(graph.indices), *rows)
     there = slot >= 0
     return source[there], target[there], slot[there]
 
@@ -86,29 +83,3 @@ def _distinct(edges: Pairs, others: Pairs, sources: int, targets: int) -> EdgeSa
     indptr = np.zeros(targets + 1, np.int64)
     np.cumsum(np.bincount(target[first], minlength=targets), out=indptr[1:])
     return EdgeSample(indptr, source[first], slot[first])
-
-
-@kernel
-def find_slots(indptr: Ids, indices: AnyArray, target_rows: Ids, source_rows: Ids, target: Ids, source: Ids, slot: Ids) -> None:
-    """Fill slot[i] with the first slot of an edge from source_rows[source[i]] to target_rows[target[i]], if there is one.
-
-    Pairs are sorted by (target, source): the in-edges of a target are gone through once, and their sources are looked for among
-    those of its pairs, whose rows are put in order first.
-    """
-    begin = 0
-    while begin < len(target):
-        end = begin + 1
-        while end < len(target) and target[end] == target[begin]:
-            end += 1
-        rows = source_rows[source[begin:end]]
-        order = np.argsort(rows)
-        ascending = rows[order]
-        node = target_rows[target[begin]]
-        for s in range(indptr[node], indptr[node + 1]):
-            u = int(indices[s])
-            at = np.searchsorted(ascending, u)
-            while at < len(ascending) and ascending[at] == u:
-                if slot[begin + order[at]] < 0:
-                    slot[begin + order[at]] = s
-                at += 1
-        begin = end

@@ -119,10 +119,9 @@ class EdgeLookup:
 
     def contain(self, src: Ids, dst: Ids) -> NDArray[np.bool_]:
         """Which pairs (int64[k] each) are edges, from `src` to `dst`: bool[k]."""
-        found = np.zeros(len(src), bool)
         if self._indices is not None:
-            _search(self.indptr, self._indices, src, dst, found)
-            return found
+            return slots_of(self.indptr, self._indices, src, dst) >= 0
+        found = np.zeros(len(src), bool)
         first = self.indptr[dst]
         end = np.cumsum(self.indptr[dst + 1] - first)
         begin = end - (self.indptr[dst + 1] - first)
@@ -387,10 +386,31 @@ def _uniforms(key: np.uint64, link: Ids, turn: Ids, attempt: int, out: AnyArray)
         out[1, i] = uniform(stream, 2 * attempt + 1)
 
 
+def slots_of(indptr: Ids, indices: AnyArray, src: Ids, dst: Ids) -> Ids:
+    """int64[k]: the first slot of an edge from `src` to `dst` (int64[k] each), -1 where there is none."""
+    order, found = np.lexsort((src, dst)), np.full(len(src), -1)
+    _find_slots(indptr, indices, src[order], dst[order], found)
+    slot = np.empty_like(found)
+    slot[order] = found
+    return slot
+
+
 @kernel
-def _search(indptr: Ids, indices: AnyArray, src: Ids, dst: Ids, found: NDArray[np.bool_]) -> None:
-    for i in range(len(src)):
-        for slot in range(indptr[dst[i]], indptr[dst[i] + 1]):
-            if indices[slot] == src[i]:
-                found[i] = True
+def _find_slots(indptr: Ids, indices: AnyArray, src: Ids, dst: Ids, slot: Ids) -> None:
+    """Fill `slot`, -1 before. Pairs ascend by (dst, src): the in-edges of a node are gone through once for all its pairs."""
+    begin = 0
+    while begin < len(dst):
+        end = begin + 1
+        while end < len(dst) and dst[end] == dst[begin]:
+            end += 1
+        wanted = end - begin
+        for s in range(indptr[dst[begin]], indptr[dst[begin] + 1]):
+            if wanted == 0:
                 break
+            u = int(indices[s])
+            at = begin + np.searchsorted(src[begin:end], u)
+            while at < end and src[at] == u and slot[at] < 0:
+                slot[at] = s
+                wanted -= 1
+                at += 1
+        begin = end

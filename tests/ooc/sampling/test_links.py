@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.sampling.links import EdgeLookup, LinkNegatives, seeds_of_links
+from ooc.sampling.links import EdgeLookup, LinkNegatives, seeds_of_links, slots_of
 from ooc.stores.arrays.rows import ArrayRows
 from ooc.stores.errors import InputError, StoreError
 from ooc.stores.graph import Graph
@@ -33,6 +33,10 @@ def test_edges_are_found_by_slot_and_by_their_ends(num_edges: int, on_disk: bool
     every = np.stack(np.divmod(np.arange(NODES**2), NODES))
     expected = pairs_of(graph)
     assert lookup.contain(*every).tolist() == [(u, v) in expected for u, v in every.T.tolist()]
+    first = {pair: slot for slot, pair in reversed(list(enumerate(zip(src.tolist(), dst.tolist(), strict=True))))}
+    repeated = np.random.default_rng(num_edges).permutation(np.tile(every, 2).T).T
+    slots = slots_of(graph.indptr, graph.indices, *repeated)
+    assert slots.tolist() == [first.get((u, v), -1) for u, v in repeated.T.tolist()]
 
 
 def test_a_damaged_slot_is_named() -> None:
