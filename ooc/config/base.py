@@ -82,14 +82,14 @@ def check_model(config: "RunConfig", built_in: Sequence[str], of_model: OfModel,
     if not own and config.model not in built_in:
         known = ", ".join(built_in)
         raise ValueError(f"model {config.model!r} is unknown: use {known}, or package.module:Class for your own")
-    if not own and config.model_args:
-        raise ValueError(f"model_args apply to your own class (package.module:Class), not to {config.model}")
     check_settings(config, of_model, of_own)
 
 
 def check_settings(config: "RunConfig", of_model: OfModel, of_own: Sequence[str]) -> None:
     """Raise ValueError for settings of other models, which would be ignored silently; own classes have those of `of_own`."""
     own, known = ":" in config.model, type(config).model_fields
+    if not own and config.model_args:
+        raise ValueError(f"model_args apply to your own class (package.module:Class), not to {config.model}")
     for name in changed(config, *(name for name in of_model if name in known)):
         if config.model not in of_model[name] and not (own and name in of_own):
             hint = "leave it out, or give it in model_args" if own else "leave it out"

@@ -189,8 +189,9 @@ def load_config(
     known = {key for each in classes().values() for key in each.model_fields}
     for key in values:
         if key in known - model.model_fields.keys():
-            whose = f"mode {mode}" if model is classes()[mode] else f"task {task}"
-            raise ConfigError(f"{where}{key} does not apply to {whose}: leave it out, or use another {whose.split()[0]}")
+            tasks = [other for (other, its), each in choices().items() if its == mode and key in each.model_fields]
+            whose, use = (f"task {task}", f"task {' or '.join(tasks)}") if tasks else (f"mode {mode}", "another mode")
+            raise ConfigError(f"{where}{key} does not apply to {whose}: leave it out, or use {use}")
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else "`ooc init STORE` prints the keys"

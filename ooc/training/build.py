@@ -96,8 +96,6 @@ def _model_of_rows(
             raise ConfigError(f"model {config.model} has {count} layers, and layers is {config.layers}: give `layers={count}`")
         return made
     check_homogeneous(config, config.store)
-    if config.model_args:
-        raise ConfigError(f"model_args are for a class of your own (package.module:Class), not for {config.model}")
     if config.model == "gine" and not edge_dim:
         raise ConfigError(
             f"gine takes edge features, and {config.store} has none called edge_attr: ingest it with `edge_features`, as in "

@@ -78,7 +78,9 @@ def test_flags_override_the_file_and_the_file_the_base(tmp_path: Path) -> None:
 
 
 def test_json_holds_every_option_and_reads_back(tmp_path: Path) -> None:
-    config = load_config(None, {**BASE, "fanout": "-1,-1", "features": ["x=a", "z=b"], "model_args": '{"k": [1]}'})
+    config = load_config(
+        None, {**BASE, "model": "nets:Net", "fanout": "-1,-1", "features": ["x=a", "z=b"], "model_args": '{"k": [1]}'}
+    )
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config.model_dump(mode="json")))
     assert load_config(file, {}) == config
@@ -119,6 +121,10 @@ def test_a_fault_is_one_line_naming_the_key(values: dict[str, object], words: li
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        ({"model": "sage", "model_args": {"a": 1}}, "model_args apply to your own class .*, not to sage"),
+        ({"model": "rsage", "model_args": {"a": 1}}, "model_args apply to your own class .*, not to rsage"),
+        ({"edge_type": "a:b:c"}, "edge_type does not apply to task node: leave it out, or use task edge or link"),
+        ({"parts": 3, "mode": "full"}, "parts does not apply to mode full: leave it out, or use another mode"),
         ({"model": "gcn", "heads": 4}, "heads does not apply to model gcn: leave it out"),
         ({"model": "appnp", "theta": 0.1}, "theta does not apply to model appnp"),
         ({"rescale": False}, "rescale does not apply to model sage"),

@@ -93,7 +93,6 @@ def test_in_memory_and_threads_of_the_loader_change_nothing(make_store: MakeStor
         ({"monitor": "f1"}, "monitor = 'f1'"),
         ({"class_weights": [1.0]}, "class_weights"),
         ({"model": "no.such:Net"}, r"no\.such"),
-        ({"model": "sage", "model_args": {"k": 1}}, "model_args"),
         ({"memory": "50MB"}, "memory"),
         ({"weight_attr": "weight"}, "weight"),
         ({"device": "cuda"}, "CUDA"),
