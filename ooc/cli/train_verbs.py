@@ -212,8 +212,8 @@ def infer(
 ) -> None:
     """Predict the class, or the number, of every node, exactly.
 
-    By a run of whole graphs (--task graph), of every graph. The model is computed layer by layer, in bounded memory. After a
-    crash, run the command again to continue.
+    By a run of whole graphs (--task graph), of every graph; of labels of edges (--task edge), of every edge. The model is
+    computed layer by layer, in bounded memory. After a crash, run the command again to continue.
     """
     options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads}
     options["node_type"] = node_type

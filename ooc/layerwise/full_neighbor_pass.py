@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from ooc.stores.node_set import NodeSet
 
 SEEDS = 4096
 """per batch; one that does not fit in memory is halved, and again"""
-_TABLE_COPIES = 3
+TABLE_COPIES = 3
 """of a batch's rows of a table: as read, one a node, and where the model computes"""
 _PIECE_BYTES = 2**24
 """of a table that are in memory at once for its digest"""
@@ -64,6 +65,19 @@ def full_hops(model: nn.Module, dataset: Dataset, num_layers: int | None) -> int
     if num_layers is None:
         raise ConfigError(f"{type(model).__name__} has its own forward: give num_layers, as many as it has layers")
     return num_layers
+
+
+def with_table_rows(tables: Mapping[str, Rows], item: tuple[int, Any]) -> tuple[int, Any]:
+    """Give a batch the rows of its nodes that have no features; a stage of a loader's pipeline.
+
+    tables: as of `FullNeighborPass`; item: (steps done with the batch, the batch).
+    """
+    for name, rows in tables.items():
+        ids, place = np.unique(item[1][name].n_id.numpy(), return_inverse=True)
+        found = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
+        rows.read(ids, found)
+        item[1][name].x = torch.from_numpy(found[place])
+    return item
 
 
 class FullNeighborPass:
@@ -150,21 +164,12 @@ class FullNeighborPass:
         features = edge_features_for(self.model, self.dataset)
         given: dict[str, Any] = {"budget": budget, "edge_features": features, **WHOLE}
         if self._tables:
-            given["beside"] = {name: _TABLE_COPIES * rows.row_bytes for name, rows in self._tables.items()}
+            given["beside"] = {name: TABLE_COPIES * rows.row_bytes for name, rows in self._tables.items()}
         wanted = (self._nodes.name, nodes) if self.dataset.is_hetero else nodes
         loader = NeighborLoader(self.dataset, fanout, wanted, SEEDS, seed=0, split_seeds=True, **given)
         if self._tables:
-            loader.then = Stage("tables", self._with_rows)
+            loader.then = Stage("tables", partial(with_table_rows, self._tables))
         return loader
-
-    def _with_rows(self, item: tuple[int, Any]) -> tuple[int, Any]:
-        """Give a batch the rows of its nodes that have no features; a stage of the loader's pipeline."""
-        for name, rows in self._tables.items():
-            ids, place = np.unique(item[1][name].n_id.numpy(), return_inverse=True)
-            found = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
-            rows.read(ids, found)
-            item[1][name].x = torch.from_numpy(found[place])
-        return item
 
     def _seeds(self, batch: Any) -> int:
         """Number of a batch's seeds."""

@@ -165,17 +165,8 @@ class BatchMode(NodeMode):
         }
 
     def _neighbors(self, fanout: list[int] | dict[str, list[int]]) -> Any:
-        """Fan-outs as loaders take them. Raises ConfigError for those by edge type on a store that has one."""
-        if isinstance(fanout, list):
-            return fanout
-        own = {name: counts for name, counts in fanout.items() if name != ALL_OTHERS}
-        if not self.dataset.is_hetero:
-            raise ConfigError(
-                f"fan-outs by edge type ({next(iter(own), ALL_OTHERS)}) are of heterogeneous stores, and {self.config.store} "
-                "has one edge type: give `fanout` one number per layer"
-            )
-        others = fanout.get(ALL_OTHERS)
-        return own if others is None else {":".join(key): others for key in self.dataset.edge_types} | own
+        """See `fan_outs_of`."""
+        return fan_outs_of(fanout, self.dataset)
 
     def _input(self, split: str) -> str | tuple[str, str]:
         """A split as input nodes of a loader."""
@@ -485,6 +476,20 @@ class SampledMode(BatchMode):
     @property
     def seeds_per_step(self) -> int:
         return self.config.batch_size
+
+
+def fan_outs_of(fanout: list[int] | dict[str, list[int]], dataset: Dataset) -> Any:
+    """Fan-outs of a configuration as loaders take them. Raises ConfigError for those by edge type on a store that has one."""
+    if isinstance(fanout, list):
+        return fanout
+    own = {name: counts for name, counts in fanout.items() if name != ALL_OTHERS}
+    if not dataset.is_hetero:
+        raise ConfigError(
+            f"fan-outs by edge type ({next(iter(own), ALL_OTHERS)}) are of heterogeneous stores, and {dataset.path} has one "
+            "edge type: give `fanout` one number per layer"
+        )
+    others = fanout.get(ALL_OTHERS)
+    return own if others is None else {":".join(key): others for key in dataset.edge_types} | own
 
 
 class PartMode(BatchMode):

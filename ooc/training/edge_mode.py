@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +18,8 @@ from ooc.metrics.losses import LabelLoss
 from ooc.metrics.tasks import LabelTask
 from ooc.models.edge_decoders import MLPDecoder
 from ooc.models.pre_aggregation import pre_aggregation_of
-from ooc.models.user_models import edge_features_for, forward_batch
+from ooc.models.pyg_models import degree_histogram
+from ooc.models.user_models import edge_dim_of, edge_features_for, forward_batch
 from ooc.runtime.keyed_random import Purpose
 from ooc.runtime.keyed_random import key as seed_of
 from ooc.sampling.hetero_neighbor import edge_name
@@ -27,7 +28,7 @@ from ooc.stores.edge_set import EdgeSet
 from ooc.stores.errors import ConfigError
 from ooc.stores.node_set import NodeSet
 from ooc.training.batch_modes import SampledMode
-from ooc.training.build import make_hetero_model
+from ooc.training.build import make_hetero_model, make_model
 from ooc.training.label_mode import task_of_labels
 from ooc.training.link_mode import ends_of, link_type
 from ooc.training.node_mode import LABELS_AT_ONCE, NodeMode
@@ -84,19 +85,7 @@ class EdgeMode(SampledMode):
         return task_of_labels(self.config, edges)
 
     def _make_model(self) -> nn.Module:
-        config, key = self.config, self.edges.key if self.dataset.is_hetero else None
-        if key is None:
-            encoder = self._make_encoder(config.hidden)
-        else:
-            encoder = make_hetero_model(config, self.dataset, ends_of(key), config.hidden)
-        sizes: dict[str, Any] = {"out_channels": self.task.channels, "edge_dim": self._edge_dim}
-        decoder = MLPDecoder(config.hidden, dropout=config.dropout, **sizes)  # after the seed is set
-        return EdgeModel(encoder, decoder, key).to(self.device)
-
-    @property
-    def _edge_dim(self) -> int | None:
-        """Columns of the labelled edges' `edge_attr`; None without."""
-        return math.prod(self.edges.features(EDGE_ATTR).shape[1:]) if EDGE_ATTR in self.edges.names else None
+        return edge_model(self.config, self.dataset, self.task, self.edges).to(self.device)
 
     def notes(self) -> list[str]:
         """See `Mode`."""
@@ -107,7 +96,7 @@ class EdgeMode(SampledMode):
         return edge_features_for(self.model.encoder, self.dataset)
 
     def _sampling(self) -> dict[str, Any]:
-        of_edges = {"edge_label": "y", "edge_label_attr": self._edge_dim is not None}
+        of_edges = {"edge_label": "y", "edge_label_attr": self.model.decoder.edge is not None}
         return {**super()._sampling(), "pre_aggregation": pre_aggregation_of(self.model.encoder), **of_edges}
 
     def _make_loader(self) -> BatchLoader:
@@ -154,6 +143,19 @@ class EdgeMode(SampledMode):
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
         return {**super().finish(result), "class_names": self.edges.class_names}
+
+
+def edge_model(config: EdgeConfig, dataset: Dataset, task: LabelTask, edges: EdgeSet) -> EdgeModel:
+    """The configured model of the labels of these edges, its parameters drawn from the seed alone."""
+    key = edges.key if dataset.is_hetero else None
+    if key is None:
+        degrees = partial(degree_histogram, dataset.graph)
+        encoder = make_model(config, dataset.num_features, config.hidden, degrees, edge_dim_of(dataset))
+    else:
+        encoder = make_hetero_model(config, dataset, ends_of(key), config.hidden)
+    edge_dim = math.prod(edges.features(EDGE_ATTR).shape[1:]) if EDGE_ATTR in edges.names else None
+    sizes: dict[str, Any] = {"out_channels": task.channels, "edge_dim": edge_dim}
+    return EdgeModel(encoder, MLPDecoder(config.hidden, dropout=config.dropout, **sizes), key)  # after the seed is set
 
 
 def labelled_edges(config: EdgeConfig, dataset: Dataset) -> EdgeSet:

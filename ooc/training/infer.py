@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ooc.config.base import parse, saved_config
+from ooc.config.edges import EdgeConfig
 from ooc.config.graphs import GraphConfig
 from ooc.config.modes import check_consent, class_of
 from ooc.config.nodes import ModelConfig, NodeConfig
@@ -41,8 +42,9 @@ from ooc.stores.io.atomic import check_absent, removed_path
 from ooc.stores.manifest import read_manifest
 from ooc.stores.node_set import NodeSet
 from ooc.stores.sizes import format_bytes, parse_bytes
-from ooc.training import checkpoint, infer_graphs
+from ooc.training import checkpoint, infer_edges, infer_graphs
 from ooc.training.build import check_homogeneous, make_hetero_model, make_model, table_shapes, takes_floats
+from ooc.training.edge_mode import edge_model, labelled_edges
 from ooc.training.graph_mode import graph_model
 from ooc.training.link_mode import ends_of, link_type
 from ooc.training.node_mode import feature_reading, labelled_nodes
@@ -56,7 +58,7 @@ Store = Dataset | Path | str
 @dataclass(frozen=True)
 class WrittenRows:
     """What was written, and the bytes read and written for it; reading: how features were read, by which engine and why;
-    method: how the rows were computed; of: what each row is of, "nodes" or "graphs"."""
+    method: how the rows were computed; of: what each row is of, "nodes", "edges" or "graphs"."""
 
     path: Path
     rows: int
@@ -162,13 +164,18 @@ def infer(
     verify_reads: bool = False,
     node_type: str | None = None,
 ) -> NodeRows | WrittenRows:
-    """Compute a model's outputs for every node, exactly and in bounded memory; of a run of whole graphs, for every graph.
+    """Compute a model's outputs for every node, exactly and in bounded memory; of a run of whole graphs, for every graph,
+    and of labels of edges (`task="edge"`), for every edge of their type.
 
     A model that is a list of layers goes layer by layer over all nodes. One with its own `forward(x, edge_index)` is computed
     on batches of full neighborhoods: the seeds of a batch with all their in-edges, over as many hops as their outputs depend
     on; batches are as large as the memory allows. So is every model of a heterogeneous store, for the nodes of one type; that
     of a run for the type that it learned, over as many hops as the run has `layers`, with the embedding tables of its best
     epoch.
+
+    An edge's outputs come from the neighborhoods of its two ends, sampled as for the scores of its run (`eval_fanout`), without
+    the edge itself; the table has its position in the input as `id`, and `source` and `target`. Without `out` the rows are by
+    that position, NaN for an edge of the input that the store has not.
 
     Args:
         model: A module, or the directory of a run of `ooc.train`, finished or not (its best parameters are used).
@@ -209,9 +216,10 @@ def infer(
     work = ModelOutputs(model, store, None, num_layers, engine, memory, consent, progress, verify_reads, node_type)
     if out is not None:
         check_table(Path(out))
-    if _is_of_graphs(model):
-        _refuse_of_nodes(model, num_layers=num_layers, node_type=node_type)
-        return _graphs(work, partial(consent, kind=GraphConfig), None if out is None else Path(out))
+    if (task := _task_of(model)) in ("graph", "edge"):
+        _refuse_of_nodes(model, task, num_layers=num_layers, node_type=node_type)
+        outputs, kind = (_graphs, GraphConfig) if task == "graph" else (_edges, EdgeConfig)
+        return outputs(work, partial(consent, kind=kind), None if out is None else Path(out))
     return _kept(work, folder) if out is None else _written(work, Path(out), embeds=False)
 
 
@@ -455,25 +463,57 @@ def _released(made: ExactPass, release: Any) -> None:
     release()
 
 
-def _is_of_graphs(model: Model) -> bool:
-    return isinstance(model, str | os.PathLike) and (saved_config(Path(model)) or {}).get("task") == "graph"
+def _task_of(model: Model) -> str | None:
+    """The task of a run; None of a module."""
+    return (saved_config(Path(model)) or {}).get("task") if isinstance(model, str | os.PathLike) else None
 
 
-def _refuse_of_nodes(run: Model, **given: Any) -> None:
-    """Raise ConfigError for an argument that means nothing to a run of whole graphs."""
+def _refuse_of_nodes(run: Model, task: str | None, **given: Any) -> None:
+    """Raise ConfigError for an argument that means nothing to a run of whole graphs, or of labels of edges."""
+    of = "whole graphs" if task == "graph" else "labels of edges"
     for name, value in given.items():
         if value is not None:
-            raise ConfigError(f"{name} applies to outputs of nodes, and {run} is a run of whole graphs: leave it out")
+            raise ConfigError(f"{name} applies to outputs of nodes, and {run} is a run of {of}: leave it out")
+
+
+def _check_new(out: Path | None) -> None:
+    """Raise StoreError for a file that is there, and ConfigError where its directory is not."""
+    if out is not None:
+        check_absent(out)
+        if not out.absolute().parent.is_dir():
+            raise ConfigError(f"{out}: its directory does not exist; make it first")
+
+
+def _edges(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | WrittenRows:
+    """The outputs of a run of labels of edges for all edges of their type."""
+    run = Path(str(work.model))
+    config: EdgeConfig = consent(run, Path(os.fspath(work.store)))
+    _check_new(out)
+    with settings_restored(), work._dataset(takes_floats(config)) as dataset, ExitStack() as opened:
+        edges = labelled_edges(config.model_copy(update={"store": dataset.path}), dataset)
+        task, shapes = LabelTask.of(edges, config), table_shapes(config, dataset)
+        model = edge_model(config, dataset, task, edges)
+        _load(model, run)
+        tables = _tables_of(run, dataset, shapes) if shapes else {}
+        for rows in tables.values():
+            opened.enter_context(closing(rows))
+        loader = infer_edges.all_edges(config, model, edges, dataset, tables)
+        outputs = infer_edges.outputs_of(model, loader, edges, work.progress)
+        if out is None:
+            found = np.full((len(edges.labels if edges.labels is not None else ()), task.channels), np.nan, np.float32)
+            for each in outputs:
+                found[each.e_id] = each.outputs
+            return NodeRows(ArrayRows(found), lambda: None)
+        count = infer_edges.write(out, outputs, dataset, edges, task)
+        moved, reading = (loader.bytes_read, out.stat().st_size), feature_reading(dataset)
+        return WrittenRows(out, count, task.channels, *moved, reading, "sampled neighborhoods of both ends", "edges")
 
 
 def _graphs(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | WrittenRows:
     """The outputs of a run of whole graphs for all graphs of the store."""
     run = Path(str(work.model))
     config: GraphConfig = consent(run, Path(os.fspath(work.store)))
-    if out is not None:
-        check_absent(out)
-        if not out.absolute().parent.is_dir():
-            raise ConfigError(f"{out}: its directory does not exist; make it first")
+    _check_new(out)
     with settings_restored(), work._dataset(takes_floats(config)) as dataset:
         task = LabelTask.of(infer_graphs.labelled_graphs(dataset, config))
         model = graph_model(config, dataset, task)
@@ -533,8 +573,8 @@ def _config(run: Path, wanted: type[ModelConfig] = NodeConfig) -> Any:
     if found is None:
         raise ConfigError(f"{run} is not a run of `ooc train`: it holds no config.json; give the directory of a run")
     kind = class_of(found)
-    if found.get("task") == "edge":
-        raise ConfigError(f"{run} was trained on labels of edges, and this verb computes nodes: see LinkNeighborLoader")
+    if found.get("task") == "edge" and wanted is not EdgeConfig:
+        raise ConfigError(f"{run} was trained on labels of edges, and this verb computes nodes: see `ooc infer`")
     if not issubclass(kind, wanted):
         raise ConfigError(f"{run} was trained with mode {found['mode']}: this verb takes models of nodes")
     return parse(kind, found, where=f"{run}: ")

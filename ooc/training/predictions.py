@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from ooc.stores.arrays.rows import Rows
+from ooc.stores.arrays.rows import Ids, Rows
 from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.errors import ConfigError
 from ooc.stores.io.atomic import disk_errors, partial_path, publish, sync_dir
@@ -85,7 +85,7 @@ def write_tables(out: Path, tables: Iterator[pa.Table]) -> None:
     writer: Any = None
     with disk_errors(out):
         try:
-            for each in tables:
+            for each in _joined(tables):
                 table = shaped(each)
                 writer = writer or kind(partial, table.schema)
                 writer.write_table(table)
@@ -98,6 +98,24 @@ def write_tables(out: Path, tables: Iterator[pa.Table]) -> None:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
+
+
+def external_ids(nodes: NodeSet, rows: Ids) -> pa.Array:
+    """The user's own ids of nodes."""
+    found = nodes.external(rows)
+    return pa.array(found, pa.string() if isinstance(found, list) else pa.int64())
+
+
+def _joined(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """The rows of tables in fewer tables, as each is a row group of a Parquet file."""
+    held: list[pa.Table] = []
+    for each in tables:
+        held.append(each)
+        if sum(map(len, held)) >= ROWS_AT_ONCE or sum(table.nbytes for table in held) >= BYTES_AT_ONCE:
+            yield pa.concat_tables(held).combine_chunks()
+            held = []
+    if held:
+        yield pa.concat_tables(held).combine_chunks()
 
 
 def predictions(ids: Any, logits: torch.Tensor, task: str | None, class_names: list[str] | None = None) -> pa.Table:

@@ -28,7 +28,7 @@ from ooc.training.build import takes_floats
 from ooc.training.infer import ModelOutputs, Store, WrittenRows, agreed
 from ooc.training.link_mode import link_type
 from ooc.training.node_mode import feature_reading
-from ooc.training.predictions import ROWS_AT_ONCE, check_table, write_tables
+from ooc.training.predictions import ROWS_AT_ONCE, check_table, external_ids, write_tables
 
 
 def rank(
@@ -149,15 +149,9 @@ def _table(best: TopK, source: NodeSet, target: NodeSet) -> pa.Table:
     at, place = np.nonzero(best.item >= 0)
     return pa.table(
         {
-            "source": _ids(source, best.source[at]),
-            "target": _ids(target, best.item[at, place]),
+            "source": external_ids(source, best.source[at]),
+            "target": external_ids(target, best.item[at, place]),
             "rank": pa.array((place + 1).astype(np.int32)),
             "score": pa.array(best.score[at, place]),
         }
     )
-
-
-def _ids(nodes: NodeSet, rows: Ids) -> pa.Array:
-    """The user's own ids of nodes."""
-    found = nodes.external(rows)
-    return pa.array(found, pa.string() if isinstance(found, list) else pa.int64())

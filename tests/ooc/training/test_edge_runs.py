@@ -1,10 +1,13 @@
 """Runs on labels of edges: classes and numbers are learned by the one loop, a step is the formula, and a run goes on."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -13,8 +16,15 @@ from torch_geometric.nn import SAGEConv
 import ooc
 from ooc.config.edges import EdgeConfig
 from ooc.config.modes import load_config
+from ooc.loading.link_neighbor_loader import LinkNeighborLoader
+from ooc.metrics.tasks import LabelTask
+from ooc.models.builders import full_blocks
+from ooc.models.layers import run_model
+from ooc.sampling.links import EdgeLookup
+from ooc.stores.arrays.mutable_rows import DiskRows
+from ooc.stores.arrays.whole import whole
 from ooc.stores.errors import ConfigError
-from ooc.training.edge_mode import EdgeMode
+from ooc.training.edge_mode import EdgeMode, edge_model
 from ooc.training.infer import infer
 from ooc.training.loop import plan, train
 from ooc.training.registry import mode_of
@@ -57,8 +67,10 @@ def test_labels_of_edges_are_learned(stores: dict[str, Path], tmp_path: Path, ki
     scores = summary["metrics"]["test"]
     assert scores["accuracy" if kind == "classes" else "r2"] > (0.7 if model == "sage" else 0.4)
     assert set(summary["metrics"]) == {"val", "test"}
-    with pytest.raises(ConfigError, match="trained on labels of edges"):
-        infer(tmp_path / "run", stores[kind])
+    with infer(tmp_path / "run", stores[kind]) as found, ooc.open(stores[kind]) as ds:
+        y, outputs = np.asarray(ds.edges().labels), np.asarray(found)
+        error = (outputs.argmax(1) != y).mean() if kind == "classes" else ((outputs - y) ** 2).mean() / y.var()
+    assert error < (0.3 if model == "sage" else 0.6)
 
 
 def test_a_step_is_the_formula(stores: dict[str, Path], tmp_path: Path) -> None:
@@ -88,6 +100,61 @@ def test_a_step_is_the_formula(stores: dict[str, Path], tmp_path: Path) -> None:
         labels = torch.from_numpy(np.array(ds.edges().labels)).long()[batch.input_id]
         assert found.item() == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
         mode.close()
+
+
+def outputs_without(model: Any, x: torch.Tensor, edge_index: torch.Tensor, pair: tuple[int, int], attr: torch.Tensor) -> Any:
+    """The outputs of an edge on the whole graph without the edges between its two ends."""
+    kept = torch.tensor([frozenset(each) != frozenset(pair) for each in edge_index.t().tolist()])
+    with torch.no_grad():
+        rows = run_model(model.encoder, x, full_blocks(edge_index[:, kept], len(x), 2))
+        return model.decoder(rows[pair[0]], rows[pair[1]], edge_attr=attr).numpy()
+
+
+@pytest.mark.parametrize("kind", ["classes", pytest.param("numbers", marks=pytest.mark.slow)])
+def test_outputs_of_edges_are_without_the_edge_itself(stores: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    config = configure(stores[kind], tmp_path / "run", fanout=[-1, -1], max_steps=3)
+    train(config)
+    written = ooc.infer(config.out, config.store, tmp_path / "edges.parquet")
+    assert (written.rows, written.of, written.columns) == (E, "edges", 3 if kind == "classes" else 2)
+    with ooc.open(config.store) as ds, ooc.infer(config.out, ds) as found:
+        edges, outputs, x = ds.edges(), np.asarray(found), torch.from_numpy(whole(ds.rows("x")).copy())
+        src, dst = EdgeLookup(edges.graph).ends(np.arange(E))
+        e_id, attr = edges.graph.edge_ids(np.arange(E)), torch.from_numpy(whole(edges.features("edge_attr")).copy())
+        model = edge_model(config, ds, LabelTask.of(edges), edges).eval()
+        model.load_state_dict(torch.load(config.out / "model.pt", weights_only=True)["model"])
+        edge_index = torch.from_numpy(np.stack([src, dst]))
+        for slot in range(0, E, 100):
+            expected = outputs_without(model, x, edge_index, (int(src[slot]), int(dst[slot])), attr[e_id[slot]])
+            np.testing.assert_allclose(outputs[e_id[slot]], expected, rtol=1e-4, atol=1e-5)
+    table = pq.read_table(tmp_path / "edges.parquet")
+    assert table.column_names[:3] == ["id", "source", "target"]
+    for name, wanted in (("id", e_id), ("source", src), ("target", dst)):
+        assert np.array_equal(table[name].to_numpy(), wanted), name
+    if kind == "classes":
+        assert np.array_equal(table["class"].to_numpy(), outputs[e_id].argmax(1))
+    else:
+        np.testing.assert_array_equal(np.stack(table["predictions"].to_numpy()), outputs[e_id])
+    with pytest.raises(ConfigError, match=r"num_layers applies to outputs of nodes, and .* is a run of labels of edges"):
+        ooc.infer(config.out, config.store, num_layers=2)
+    with pytest.raises(ConfigError, match="trained on labels of edges, and this verb computes nodes"):
+        ooc.embed(config.out, config.store)
+
+
+def test_an_undirected_edge_has_outputs_once(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    src, dst = rng.integers(0, 20, (2, 60))
+    table = pa.table({"src": src, "dst": dst, "kind": rng.integers(0, 2, 60), "part": ["train", "val"] * 30})
+    x = rng.standard_normal((20, 3)).astype(np.float32)
+    nodes = pa.table({"id": np.arange(20), **{f"f{i}": x[:, i] for i in range(3)}})
+    kinds = {"edge_label": "kind", "edge_split": "part", "undirected": True}
+    ooc.ingest(tmp_path / "s.ooc", edges=table, nodes=nodes, x_cols="f*", **kinds)
+    train(configure(tmp_path / "s.ooc", tmp_path / "run", max_steps=2, fanout=[3]))
+    assert ooc.infer(tmp_path / "run", tmp_path / "s.ooc", tmp_path / "edges.csv").rows == 60
+    found = pyarrow.csv.read_csv(tmp_path / "edges.csv")
+    order = np.argsort(found["id"].to_numpy())
+    for name, ends in (("source", np.minimum(src, dst)), ("target", np.maximum(src, dst))):
+        assert np.array_equal(found[name].to_numpy()[order], ends), name
+    assert not np.isnan(np.asarray(ooc.infer(tmp_path / "run", tmp_path / "s.ooc"))).any()
 
 
 def test_a_run_goes_on_and_is_planned(stores: dict[str, Path], tmp_path: Path) -> None:
@@ -175,6 +242,31 @@ def test_labels_of_an_edge_type_are_learned(shop: Path, tmp_path: Path, how: dic
     predicted = plan(typed(shop, tmp_path / "planned", **how)).prediction
     assert predicted.rows_asked > 0
     assert "tables" in predicted.stages
+
+
+def test_outputs_of_an_edge_type(shop: Path, tmp_path: Path) -> None:
+    """As those of batches of one edge, with the embedding tables of the best epoch."""
+    config = typed(shop, tmp_path / "run", fanout=[-1, -1], epochs=2)
+    train(config)
+    table = pq.read_table(ooc.infer(config.out, shop, tmp_path / "edges.parquet").path)
+    with ooc.open(shop) as ds, ooc.infer(config.out, ds) as found:
+        outputs, edges = np.asarray(found), ds.edges(RATES)
+        assert outputs.shape == (VIEWS, 3)
+        assert np.array_equal(np.sort(table["id"].to_numpy()), np.arange(VIEWS))
+        assert np.array_equal(table["class"].to_numpy(), outputs[table["id"].to_numpy()].argmax(1))
+        model = edge_model(config, ds, LabelTask.of(edges), edges).eval()
+        model.load_state_dict(torch.load(config.out / "model.pt", weights_only=True)["model"])
+        (kept,) = (config.out / "tables").glob("*-shop/ended-*")
+        shops = torch.empty(5, model.encoder.layers[0].conv.in_channels["shop"])
+        with closing(DiskRows.open(kept)) as rows:
+            rows.read(np.arange(5), shops.numpy())
+        loader = LinkNeighborLoader(ds, [-1, -1], RATES, batch_size=1)
+        for position in range(0, VIEWS, 90):
+            batch = loader([position])
+            batch["shop"].x = shops[batch["shop"].n_id]
+            with torch.no_grad():
+                expected = model(batch).numpy()
+            np.testing.assert_allclose(outputs[batch[RATES].input_id.numpy()], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_killed_run_on_an_edge_type_goes_on_to_the_bit(shop: Path, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_the_command_line_trains_and_predicts(store: Path, tmp_path: Path, capsy
     assert main(["train", str(store), "--out", run, *flags]) == 0
     assert "auroc" in capsys.readouterr().out
     assert main(["infer", str(store), "--checkpoint", run, "--out", str(tmp_path / "p.csv")]) == 0
-    assert "160 graphs, 1 model outputs" in capsys.readouterr().out
+    assert "160 graphs, 1 model output;" in capsys.readouterr().out
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 161
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["num_graphs"] == 160
     for name, value in {"num_layers": 2, "node_type": "node"}.items():

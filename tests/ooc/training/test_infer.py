@@ -23,10 +23,11 @@ from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, StoreError
 from ooc.training import infer as infer_module
+from ooc.training import predictions as predictions_module
 from ooc.training.build import make_model
 from ooc.training.infer import embed, infer
 from ooc.training.loop import train
-from ooc.training.predictions import flat, predictions
+from ooc.training.predictions import flat, predictions, write_parts
 from tests.conftest import MakeStore
 from tests.ooc.runs import configure
 
@@ -220,3 +221,15 @@ def test_training_scores_all_splits_by_one_sweep(make_store: MakeStore, tmp_path
 def test_sampled_settings_mean_nothing_layerwise(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="eval_fanout"):
         configure(tmp_path, tmp_path / "run", evaluate="layerwise", eval_fanout=[2, 2])
+
+
+def test_parts_share_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of graphs or edges is a part, and no row group of its own; a group has so many rows or bytes."""
+    parts = [(np.arange(at, at + 3), np.full((3, 2), at, np.float32)) for at in range(0, 60, 3)]
+    write_parts(tmp_path / "one.parquet", iter(parts), "regression")
+    assert pq.ParquetFile(tmp_path / "one.parquet").num_row_groups == 1
+    monkeypatch.setattr(predictions_module, "ROWS_AT_ONCE", 7)
+    write_parts(tmp_path / "some.parquet", iter(parts), "regression")
+    assert pq.ParquetFile(tmp_path / "some.parquet").num_row_groups == 7
+    assert pq.read_table(tmp_path / "some.parquet").equals(pq.read_table(tmp_path / "one.parquet"))
+    assert pq.read_table(tmp_path / "one.parquet")["id"].to_pylist() == list(range(60))
