@@ -287,5 +287,6 @@ def _layer_by_layer(verb: str, run: Path, store: Path, out: Path, **settings: An
 
     merge_appended(store, settings["memory"])
     with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
-        settings["progress"] = lambda what, done, total: bars(what, done, total, "nodes")
+        units = {"graphs": "graphs", "edges": "edges", "ranking": "sources"}
+        settings["progress"] = lambda what, done, total: bars(what, done, total, units.get(what, "nodes"))
         return cast("WrittenRows", getattr(ooc, verb)(run, store, out, **settings))

@@ -18,6 +18,7 @@ from ooc.stores.build import write_hetero_store
 from ooc.stores.errors import ConfigError, InputError, StoreError
 from ooc.stores.graph import Graph
 from ooc.training import rank as module
+from ooc.training.watchers import StepBars
 from tests.conftest import MakeStore
 
 USERS, ITEMS, K = 23, 17, 4
@@ -161,11 +162,16 @@ def test_an_interrupted_ranking_goes_on(shop: tuple[Path, Path], tmp_path: Path,
         ooc.rank(run, store, tmp_path / "cut.parquet", k=K)
 
 
-def test_the_command_ranks(shop: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_ranks(
+    shop: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units: dict[str, str] = {}
+    monkeypatch.setattr(StepBars, "__call__", lambda bars, what, done, total, unit="rows": units.update({what: unit}))
     store, run = map(str, shop)
     out = f"{tmp_path}/best.csv"
     assert main(["rank", store, "--checkpoint", run, "--out", out, "--k", "3"]) == 0
     assert f"{out}: the best 3 of {USERS} sources; " in capsys.readouterr().out
+    assert units == {"full neighborhoods": "nodes", "ranking": "sources"}
     assert len(Path(out).read_text().splitlines()) == 1 + 3 * (USERS - 1) + 1
     for words, message in (
         ([store, "--checkpoint", run, "--out", f"{tmp_path}/best.txt"], "a table is written as Parquet or CSV"),
