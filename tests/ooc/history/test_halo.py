@@ -294,6 +294,7 @@ def test_what_a_run_tells_of_its_histories(store: Path, tmp_path: Path) -> None:
     assert curve(tmp_path / "zero") != curve(tmp_path / "kept")
 
 
+@pytest.mark.slow
 def test_neither_memory_nor_engine_nor_timing_changes_a_loss(store: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"layers": 3, "history_lag": 1, "refresh": 3, "dropout": 0.3}
     ways: list[dict[str, Any]] = [{}, {"memory": tight(), "engine": "mmap"}, {"in_memory": True, "engine": "pread"}]

@@ -300,6 +300,7 @@ def test_edges_half_in_another_order_are_not_taken_for_whole(
         np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_parts")
 def test_a_sweep_killed_while_it_is_removed(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was gone already: the same sweep again gives the same rows, and nothing stays behind."""

@@ -183,6 +183,7 @@ def test_the_last_batch_gives_the_memory_back(ds):
         assert list(epoch) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [0, 1, 14, 15])
 def test_an_iterator_dropped_at_any_batch_gives_the_rows_back(ds, taken):
     """Also one that nobody took a batch of, though windows are read by then."""

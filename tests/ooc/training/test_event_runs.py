@@ -76,6 +76,7 @@ def test_a_monitor_that_there_will_not_be_is_refused_at_once(store: Path, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_split_without_events_has_no_scores_and_a_reason(store: Path, tmp_path: Path) -> None:
     summary = train(configure(store, tmp_path / "run", val=0.0, test=0.0, epochs=1))
     lines = score_lines(summary)
@@ -118,6 +119,7 @@ def test_passes_without_training_say_how_far_they_are(
         assert all(f" of {total} events, " in line and line.endswith(" s left") for line in told)
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("model", ["tgn", "tgat", "graphmixer"])
 def test_the_unit_of_times_changes_nothing(tmp_path: Path, model: str) -> None:

@@ -114,7 +114,7 @@ def test_growth(quick_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert prints["whole"] == prints["cut"]
 
 
-@pytest.mark.parametrize("verb", ["infer", "embed"])
+@pytest.mark.parametrize("verb", [pytest.param("infer", marks=pytest.mark.slow), "embed"])
 def test_outputs(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:

@@ -168,6 +168,7 @@ def test_nothing_is_left_but_the_runs_files(store: Path, tmp_path: Path) -> None
     }
 
 
+@pytest.mark.slow
 def test_the_verbs_take_such_a_run(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     flags = ["--layers", "2", "--epochs", "2", "--model", "gcn", "--no-plan"]

@@ -148,6 +148,7 @@ def test_a_run_that_is_through_goes_on_with_more_epochs_and_chooses_its_best_ane
     assert after["metrics"].keys() == {"val", "test"}
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["tgn", "roland"])
 def test_new_nodes_have_no_state_and_others_keep_theirs(tmp_path: Path, name: str) -> None:

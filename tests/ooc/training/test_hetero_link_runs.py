@@ -164,6 +164,7 @@ def rated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_labels_of_an_edge_type_are_learned(rated: Path, tmp_path: Path) -> None:
     """A step is the formula on the whole graph without the edges of the batch."""
     data = shop()

@@ -368,6 +368,7 @@ def test_exact_scores_are_those_of_full_neighborhoods(store: Path, tmp_path: Pat
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_a_run_without_scores_has_the_tables_that_it_ended_with(store: Path, data: HeteroData, tmp_path: Path) -> None:
     """Also when it goes on and is killed, as the file of the model still is of its first end."""
     store = write(tmp_path / "unscored.ooc", data, {"train": SPLITS["train"]})

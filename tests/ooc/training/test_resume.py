@@ -45,6 +45,7 @@ def test_resume_continues_to_the_bit(make_store: MakeStore, tmp_path: Path, ever
         assert resumed["processes"] == (2 if killed_at > 1 else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_at", [pytest.param(0, marks=pytest.mark.slow), 23, pytest.param(60, marks=pytest.mark.slow)])
 def test_features_larger_than_the_memory_train_evaluate_and_resume(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int

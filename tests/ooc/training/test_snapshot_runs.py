@@ -166,6 +166,7 @@ def test_edgebank_knows_pairs_up_to_each_windows_end(store: Path, edges: Edges) 
         assert edgebank(ds, steps, splits, negatives, 7, 10, SILENT) == {}
 
 
+@pytest.mark.slow
 def test_the_network_learns_what_repeats(tmp_path: Path) -> None:
     """Every node writes to one other, always the same: after some windows the model tells it from any other."""
     edges = Edges(nodes=40, count=3000)
@@ -187,6 +188,7 @@ def test_classes_of_a_column_are_learned(tmp_path: Path) -> None:
     assert summary["metrics"]["test"]["accuracy"] > 0.95
 
 
+@pytest.mark.slow
 def test_nodes_of_other_splits_are_not_learned_from(edges: Edges, tmp_path: Path) -> None:
     """Labels of test nodes are others: all losses and validation are the same."""
     curves = []
@@ -213,6 +215,7 @@ class Some(NamedTuple):
     negative: torch.Tensor
 
 
+@pytest.mark.slow
 def test_scores_know_how_many_nodes_come(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows that overlap score a node again and again; whether scores are exact is decided by how many that is at most."""
     most: list[int] = []

@@ -36,7 +36,7 @@ def store(make_store: MakeStore) -> Path:
 
 @pytest.mark.parametrize(
     "mode",
-    [*MODES[:2], *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[2:])],
+    [*MODES[:1], *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[1:])],
     ids=lambda mode: mode.get("saint", "cluster"),
 )
 def test_a_run_is_a_function_of_its_settings_and_resumes_to_the_bit(

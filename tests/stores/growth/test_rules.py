@@ -334,6 +334,7 @@ def test_an_append_that_fails_at_its_end_is_not_there(tmp_path: Path, monkeypatc
         assert ds.num_edges == E + 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", ["failed", "killed"])
 def test_an_append_of_many_transactions_is_there_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str
@@ -434,6 +435,7 @@ def test_appends_that_a_compaction_takes_away_while_they_are_opened(tmp_path: Pa
         assert len(data.events) == E + 10
 
 
+@pytest.mark.slow
 def test_the_first_reader_merges_in_a_share_of_its_own_memory_and_says_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

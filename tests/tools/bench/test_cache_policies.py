@@ -85,6 +85,7 @@ def test_sieve_is_a_list_with_a_hand(trace: list[int], capacity: int) -> None:
     assert policies.sieve(np.array(trace, np.int32), 12, capacity) == plain_sieve(trace, capacity)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(SHORT, st.integers(1, 5))
 def test_belady_misses_least(trace: list[int], capacity: int) -> None:
@@ -117,6 +118,7 @@ def strategy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReadStrategy]
         yield trace.strategy
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.sets(st.integers(0, 40), min_size=1, max_size=8), min_size=1, max_size=15), st.integers(8, 60))
 def test_look_ahead_lies_between_belady_and_none(strategy: ReadStrategy, sets: list[set[int]], capacity: int) -> None:

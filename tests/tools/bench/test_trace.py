@@ -54,6 +54,7 @@ def run(store: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_batches_are_drawn_again(store: Path, run: dict[str, Any]) -> None:
     with Trace.of(store, run) as trace:
         again = list(trace.nodes())

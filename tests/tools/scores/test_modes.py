@@ -61,6 +61,7 @@ def test_all_that_is_asked_is_reported(small: Path) -> None:
     assert full["mean"] > 90  # the features alone tell the halves apart
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = modes.modes(small, small / "out", [0], "two/history")
     assert list(first) == ["two/full", "two/history", "two/zero"]

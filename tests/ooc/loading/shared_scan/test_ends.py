@@ -51,6 +51,7 @@ def test_a_failing_sample_comes_after_the_batches_before_it(path: Any, ds: Datas
     assert same(got, in_memory(path)[0][:failing])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [0, 1, 5, 14])
 @pytest.mark.parametrize("how", ["closed", "dropped", "raised"])
 def test_an_epoch_left_halfway_leaves_nothing(path: Any, ds: Dataset, taken: int, how: str) -> None:
