@@ -272,8 +272,8 @@ def saved_config(out: Path) -> dict[str, Any] | None:
 
 
 def _shown(value: object) -> str:
-    """A value in a message: as written, and cut where it is long."""
-    text = repr(value)
+    """A value in a message: as written, on one line, and cut where it is long."""
+    text = " ".join(repr(value).split())
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
@@ -292,6 +292,8 @@ def parse(model: type[Settings], values: Mapping[str, Any], where: str = "") -> 
         if not key:
             raise ConfigError(f"{where}{message}") from None
         message = message.split(", unable to parse")[0]
+        if (key, fault["type"]) == ("model", "string_type"):
+            message = "expected the name of a model or of a class, as in package.module:Class"
         for other in faults[1:]:  # alternatives, such as a number or a word
             if other["loc"][0] == key and other["type"] == "literal_error":
                 message += f" or {other['msg'].removeprefix('Input should be ')}"

@@ -180,15 +180,13 @@ def _only(name: str, value: Any) -> Any:
     """The value of a field that is not by type. Raises ConfigError if there are several."""
     if name in _LISTS or name not in (*BY_NODE_TYPE, *BY_EDGE_TYPE):
         return value
-    listed = isinstance(value, list)
-    if isinstance(value, Mapping) or (
-        listed and len(value) > 1 and name != "edges" and all("=" in str(each) for each in value)
-    ):
+    if isinstance(value, Mapping):
         raise ConfigError(f"`{name}` is given by type: give `edges` by type too, as in {_EXAMPLES[True]}=FILES")
-    if not listed:
+    if not isinstance(value, list):
         return value
     if len(value) > 1:
-        raise ConfigError(f"`{name}` is given twice: name several files by one glob, and columns in one text")
+        typed = f"; of several types give `edges` by type, as in {_EXAMPLES[True]}=FILES" if name == "nodes" else ""
+        raise ConfigError(f"`{name}` is given twice: name several files by one glob, and columns in one text{typed}")
     return value[0]
 
 

@@ -44,7 +44,7 @@ GRAPHS = "--nodes atoms.csv --edges bonds.csv --graph-id mol"
         ("--edges bonds.csv --edges bonds.csv", "--edges is given twice"),
         (
             f"{TYPES.rpartition(' --')[0]} --edges writes.csv",
-            "--nodes is given by type: give --edges by type too, as in author:writes:paper=FILES",
+            "; of several types give --edges by type, as in author:writes:paper=FILES",
         ),
         ("--nodes nobody.csv --edges bonds.csv", "nobody.csv has no rows, and a graph needs nodes: list them there"),
         (f"{GRAPHS} --graphs mols.csv", "mols.csv line 4: graph 'm2' has no nodes; leave it out"),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 
 from ooc.config.base import FREE_TO_CHANGE
 from ooc.config.modes import classes, load_config
@@ -102,6 +103,7 @@ def test_json_holds_every_option_and_reads_back(tmp_path: Path) -> None:
         ({"fanout": "a,b"}, ["fanout", "integer"]),
         ({"memory": "two"}, ["'two'", "2GB"]),
         ({"precision": "fp8"}, ["precision", "bf16"]),
+        ({"model": torch.nn.Sequential(torch.nn.ReLU())}, ["model = Sequential( (0): ReLU() ) ", "package.module:Class"]),
         ({"class_weights": "some"}, ["class_weights"]),
         ({"features": ["x"]}, ["features", "name=value"]),
         ({"model_args": "{"}, ["model_args"]),
