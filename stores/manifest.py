@@ -103,11 +103,6 @@ def edge_array(name: str, key: EdgeKey = HOMOGENEOUS) -> str:
     return f"edge/{edge_folder(key)}/{name}"
 
 
-def split_array(name: str, node_type: str = NODE) -> str:
-    """Path of the boolean array of one split, used if splits overlap."""
-    return node_array(f"split_{name}", node_type)
-
-
 def checksum_array(name: str) -> str:
     """Path of the crc32c (uint32) of every inner chunk of array `name`."""
     return f"{CHECKSUMS}/{name}"
