@@ -4,7 +4,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -92,10 +92,15 @@ class InputLinks:
         negatives, time = self.negatives, self.times(position)
         drawn = None if negatives is None else negatives.draw(src, position, key, time)
         mode = None if negatives is None else negatives.mode
-        if not (self.of.typed or self.disjoint):
-            return seeds_of_links(src, dst, drawn, mode, self.leave_out)
-        left_out = (self.of.key, *self.of.reverses) if self.leave_out else ()
-        return typed_seeds(self.of.key, src, dst, drawn, mode, left_out, self.disjoint, time)
+        found: AnySeeds
+        if self.of.typed or self.disjoint:
+            left_out = (self.of.key, *self.of.reverses) if self.leave_out else ()
+            found = typed_seeds(self.of.key, src, dst, drawn, mode, left_out, self.disjoint, time)
+        else:
+            found = seeds_of_links(src, dst, drawn, mode, self.leave_out)
+        if self.attr is None or found.links is None:
+            return found
+        return found._replace(links=replace(found.links, row_bytes=self.attr.row_bytes))
 
     def input_id(self, position: Ids) -> Ids:
         """int64[b]: PyG's `input_id` of `position`: of the graph's edges the edge id."""

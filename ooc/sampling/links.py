@@ -43,12 +43,16 @@ class Links:
     """int64[m] of binary negatives, empty otherwise"""
     negative_dst: Ids
     """int64[m] of binary negatives, int64[b, m] of the destinations of triplets"""
+    row_bytes: int = 0
+    """of a link's own features, which a batch has too"""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of these arrays and of the fields that are made of them: a copy, and the label of a link or binary negative."""
+        """Bytes of these arrays and of the fields that are made of them: a copy, the label of a link or binary negative, and
+        the links' features."""
         arrays = self.src, self.dst, self.negative_src, self.negative_dst
-        return 2 * sum(each.nbytes for each in arrays) + 8 * (len(self.src) + len(self.negative_src))
+        copies, labels = 2 * sum(each.nbytes for each in arrays), 8 * (len(self.src) + len(self.negative_src))
+        return copies + labels + self.row_bytes * len(self.src)
 
 
 class Seeds(NamedTuple):

@@ -344,6 +344,7 @@ def test_the_handler_of_ctrl_c_is_gone_afterwards() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("flags", [[], ["--json"], ["--help"]])
 def test_a_reader_that_has_gone_is_no_fault(make_store: MakeStore, flags: list[str]) -> None:
     reading, writing = os.pipe()

@@ -125,6 +125,7 @@ def test_gradients_equal_pygs(
 HARD: list[dict[str, Any]] = [{"dropout": 0.5}, {"norm": "batch", "residual": True, "dropout": 0.3}]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("where", [TensorPlacement.RETAINED, TensorPlacement.DISK, TensorPlacement.RECOMPUTED])
 @pytest.mark.parametrize("settings", HARD)
 @pytest.mark.parametrize("name", NAMES)
@@ -240,6 +241,7 @@ def test_a_users_list_of_layers(
         agree(ours, theirs, 1e-5)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "float64"])
 @pytest.mark.parametrize("name", ["sage", "gat", "gcnii"])
 def test_features_of_any_dtype(

@@ -162,6 +162,7 @@ def test_other_parameters_begin_anew(make_store: MakeStore, tmp_path: Path, monk
         assert all(torch.equal(one, gradients(again)[key]) for key, one in gradients(other).items())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("case", [CASES[0], CASES[-1]], ids=["sums", "gathers"])
 @pytest.mark.parametrize("room", [415_000, 600_000])

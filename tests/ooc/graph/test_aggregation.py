@@ -250,6 +250,7 @@ def test_features_stored_as_other_numbers_are_not_summed_though_float32_is_wante
             assert torch.equal(batch.x, want if dtype is None else want.to(dtype))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("stored", ["int8", "int64"])
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_integers_given_as_floats_are_summed(tmp_path: Any, stored: str, in_memory: bool) -> None:

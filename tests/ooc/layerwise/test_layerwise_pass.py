@@ -195,6 +195,7 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["sage", "gat", "gcnii"])
 @pytest.mark.usefixtures("small_parts")
 def test_a_sweep_goes_on_where_it_stopped(make_store: MakeStore, tmp_path: Path, name: str) -> None:

@@ -73,6 +73,7 @@ def test_trees_are_the_batches_of_single_seeds(plain: Dataset) -> None:
     assert [block.num_dst for block in batch.blocks] == [sum(batch.num_sampled_nodes[:2]), 8]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("strategy", ["uniform", "last"])
 def test_no_neighbor_is_later_than_its_seed(plain: Dataset, strategy: str, memory: bool) -> None:

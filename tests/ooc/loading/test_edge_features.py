@@ -262,3 +262,13 @@ def test_what_does_not_fit_is_refused(path: Path) -> None:
         drawn = NeighborLoader(ds, [2]).strategy.stages.sample.sample(Cursor(0, 0))
         with pytest.raises(StoreError, match="damaged"):
             with_edge_ids(ds.graph, drawn, 1)
+
+
+def test_features_of_links_count_for_the_memory_of_their_batch(path: Path) -> None:
+    with Dataset.open(path) as ds:
+        drawn = {}
+        for wanted in (False, True):
+            loader = LinkNeighborLoader(ds, [0], batch_size=64, edge_label_attr=wanted)
+            drawn[wanted] = loader.strategy.stages.sample.sample(Cursor(0, 0))
+        attr = next(iter(loader)).edge_label_attr
+        assert drawn[True].link_bytes - drawn[False].link_bytes == attr.nbytes == 64 * 5 * 4

@@ -84,6 +84,7 @@ def test_shuffled_batches_hold_each_graph_once(ds: Dataset, graphs: list[Data], 
         assert_same_batch(batch, [graphs[at] for at in batch.graph_id.tolist()])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("engine", ["auto", "pread", "mmap"])
 def test_no_engine_and_no_memory_changes_a_batch(store: Path, short_runs: None, engine: str) -> None:
     with ooc.open(store) as ds, ooc.open(store, engine=engine) as other, ooc.open(store, in_memory=True) as held:
@@ -171,6 +172,7 @@ def test_edge_ids_are_positions_in_the_input(ds: Dataset, graphs: list[Data]) ->
         assert bool((batch.e_id >= low).all())
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("after", [0, 1, 7, 12, 14])
 def test_a_loader_resumes_where_it_stood(ds: Dataset, short_runs: None, after: int) -> None:
     settings: dict[str, Any] = {"batch_size": 20, "shuffle": True, "seed": 2, "shuffle_block": BLOCK}

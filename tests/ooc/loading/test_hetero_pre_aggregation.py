@@ -162,6 +162,7 @@ def test_models_that_need_rows_have_no_means(resident: Dataset) -> None:
     assert pre_aggregation_of(made("rsage", widths, hidden=4)) is None, "mapping wide rows first is cheaper"
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("options", [{}, {"fanout": [-1, 2]}, {"fanout": [3]}, {"fanout": [2, 2, 2], "batch_size": 7}])
 def test_batches_from_shared_scans_are_those_from_memory(ds: Dataset, resident: Dataset, options: dict[str, Any]) -> None:
     wanted = list(loader_of(resident, **options))
@@ -178,6 +179,7 @@ def test_batches_from_shared_scans_are_those_from_memory(ds: Dataset, resident: 
     assert scans.rows_read <= made * sum(COUNTS[name] for name in FEATURED)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("disjoint", [False, True])
 def test_links_from_shared_scans_are_those_from_memory(ds: Dataset, resident: Dataset, disjoint: bool) -> None:
     def links_of(ds: Dataset, batches: int, step: PreAggregation | None = MEAN) -> LinkNeighborLoader:

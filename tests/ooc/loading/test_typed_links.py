@@ -156,6 +156,7 @@ def test_each_node_has_its_fan_out_of_the_other_edges(typed: Dataset, options: d
                 assert len(set(drawn)) == len(drawn) == min(len(allowed), 3 if at_seed else 2)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("time_attr", [None, "joined", "edge_time"])
 @pytest.mark.parametrize("mode", ["binary", "triplet"])
 def test_the_ends_of_a_link_share_a_tree_and_its_time(typed: Dataset, time_attr: str | None, mode: str) -> None:

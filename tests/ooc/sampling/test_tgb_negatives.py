@@ -84,6 +84,7 @@ def test_pairs_that_do_not_fit_are_refused_with_what_is_enough(store: Path) -> N
         assert TgbNegatives(ds, 10, (0, 600), 10_100).nbytes < 10_100
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("shared", [False, True])
 def test_parts_come_before_their_batch_and_know_nothing_of_it(store: Path, shared: bool) -> None:
     with ooc.open(store) as ds:

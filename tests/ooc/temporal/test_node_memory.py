@@ -92,6 +92,7 @@ def test_a_batch_counts_all_that_its_nodes_bring(tmp_path: Path) -> None:
     ds.close()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_tgn_is_pygs(tmp_path: Path, seed: int) -> None:
     """Losses, gradients and memory rows after every batch, over two epochs, the model changing all the while."""

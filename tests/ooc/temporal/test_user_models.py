@@ -75,6 +75,7 @@ def configure(store: Path, out: Path, model: str, **more: Any) -> EventsConfig |
     return EventsConfig(**EVENTS, **settings) if model in ("Recency", "Narrow") else SnapshotsConfig(**WINDOWS, **settings)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", ["Recency", "OnGraphs", "Decaying"])
 def test_a_model_of_ones_own_is_trained_and_resumed(store: Path, tmp_path: Path, model: str) -> None:
     summary = train(configure(store, tmp_path / "whole", model))

@@ -90,6 +90,7 @@ def test_a_split_without_events_has_no_scores_and_a_reason(store: Path, tmp_path
         train(configure(store, tmp_path / "patient", val=0.0, patience=3))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("mode", ["events", "snapshots"])
 def test_a_baseline_that_does_not_fit_is_told_of(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
@@ -211,6 +212,7 @@ def test_ctrl_c_and_max_steps_leave_a_checkpoint(store: Path, tmp_path: Path) ->
     same(tmp_path / "whole", tmp_path / "run")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("model", "seed"), [("tgn", 0), ("tgn", 1), ("tgat", 2), ("graphmixer", 3)])
 def test_the_future_changes_nothing_before_it(tmp_path: Path, model: str, seed: int) -> None:
     """From some time on events are others: losses, scores, memory rows and the parameters before are the same, to the bit."""

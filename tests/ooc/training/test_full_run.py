@@ -62,6 +62,7 @@ def in_memory(config: FullConfig) -> list[float]:
     return found
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "settings",
     [{"model": "sage"}, {"model": "gcn", "norm": "batch", "label_smoothing": 0.1}, {"model": "gat", "heads": 2}],
@@ -88,6 +89,7 @@ def test_a_run_is_the_same_in_any_memory_and_under_any_placement(store: Path, tm
         assert curve(tmp_path / name) == want
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("watcher", [KillAt, InterruptAt])
 def test_a_run_that_ended_early_goes_on_to_the_bit(store: Path, tmp_path: Path, watcher: type[KillAt]) -> None:
     train(configure(store, tmp_path / "whole"))

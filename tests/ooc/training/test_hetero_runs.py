@@ -84,6 +84,7 @@ def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryPlan, "table_rows", property(lambda self: 2048))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", ["rsage", "rgcn", "hgt"])
 def test_full_fan_outs_train_as_in_ram(store: Path, data: HeteroData, tmp_path: Path, model: str) -> None:
     """All training nodes are a batch: the losses of the model on the whole graph, with torch's own table and SparseAdam."""
@@ -198,6 +199,7 @@ class OwnTypes(nn.Module):
         return out
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", ["torch_geometric.nn:GraphSAGE", f"{__name__}:OwnTypes"])
 def test_ones_own_classes_train(store: Path, tmp_path: Path, model: str) -> None:
     """Of homogeneous graphs by PyG's `to_hetero`, and of heterogeneous ones."""

@@ -93,6 +93,7 @@ def test_exact_losses_are_those_of_pyg_in_memory(make_store: MakeStore, tmp_path
         optimizer.step()
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", MODES)
 def test_every_mode_trains_scores_and_resumes_to_the_bit(make_store: MakeStore, tmp_path: Path, name: str) -> None:
     store = store_of(make_store, 2)

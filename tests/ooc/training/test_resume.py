@@ -189,6 +189,7 @@ def test_a_start_killed_while_its_configuration_was_written_can_be_resumed(make_
     assert (out / "summary.json").exists()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("cut", [1, 2, 3, 5])
 def test_a_run_cut_inside_a_group_of_batches_is_extended_to_the_bit(make_store: MakeStore, tmp_path: Path, cut: int) -> None:
     store, settings = make_store(), {"accumulate": 3, "epochs": 2}

@@ -101,6 +101,7 @@ def test_a_killed_run_goes_on_to_the_bit(
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("kind", "beside"), [("recurrent", True), ("nodes", False)])
 def test_a_run_that_ends_inside_an_epoch_is_scored_and_reported(store: Path, tmp_path: Path, kind: str, beside: bool) -> None:
     summary = train(configure(store, tmp_path / "run", kind, max_steps=3))

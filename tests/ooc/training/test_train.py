@@ -126,6 +126,7 @@ def test_eval_every_skips_epochs_but_not_the_last(make_store: MakeStore, tmp_pat
     assert ["val" in line for line in read_metrics(tmp_path / "run")[1]] == [False, True, True]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("task", "num_classes", "labels"),
     [
@@ -152,6 +153,7 @@ def test_other_tasks_train(make_store: MakeStore, tmp_path: Path, task: str, num
     assert summary["metrics"]["train"]["auroc"] > 0.7
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -79,6 +79,7 @@ def resident(file: Path) -> int:
     return found
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("width", [16, 5000])
 def test_what_was_read_does_not_stay_in_the_process(tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lmdb_rows, "MAPPED_BYTES", 2**20)

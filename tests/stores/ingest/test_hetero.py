@@ -334,6 +334,7 @@ def content(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("share", [0.4, 0.75, 0.99])
 def test_an_interrupted_ingest_of_types_resumes_to_the_same_bytes(tmp_path: Path, share: float) -> None:
     world, calls = World(tmp_path), []

@@ -50,6 +50,7 @@ def spec_of(inputs: dict[str, Any], out: Path, nodes: str, **more: Any) -> Inges
     return IngestSpec(out=out, **{**settings, **more})
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "more",
     [{}, {"undirected": True, "drop_duplicates": True, "drop_self_loops": True}, {"dtype": "int8"}, {"normalize": "row"}],
@@ -80,6 +81,7 @@ def test_it_is_the_store_of_nodes_listed_in_that_order(
     assert [key for key in want if found[key] != want[key]] == ["zarr.json"]  # the manifest tells of the parts
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("more", [{}, {"undirected": True}, {"parts": PARTS, "partitioner": "stream"}], ids=str)
 def test_hubs_first_is_the_store_of_nodes_listed_in_that_order(
     inputs: dict[str, Any], tmp_path: Path, more: dict[str, Any], capsys: pytest.CaptureFixture[str]

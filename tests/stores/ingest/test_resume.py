@@ -129,6 +129,7 @@ def test_what_an_ingest_killed_inside_zarr_left_is_not_published(quick_path: Pat
     assert not [each for each in spec.out.rglob("*") if each.suffix in (".partial", ".tmp")]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("then", [ingest_again, lambda spec: Dataset.open(spec.out).close(), lambda spec: verify(spec.out)])
 @pytest.mark.parametrize("nth", [0, 3, -1])
 def test_what_an_ingest_left_beside_the_store_it_published_is_removed(

@@ -100,6 +100,7 @@ def test_rows_that_fit_in_half_the_memory_are_not_swept(ds: Dataset) -> None:
     assert [scan_pays(rows, room) for room in rooms] == [True, True, False]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("taken", [0, 1, 7, 14, 15])
 def test_an_epoch_goes_on_where_it_stopped(path: Any, ds: Dataset, taken: int) -> None:
     want = in_memory(path)[0]
@@ -113,6 +114,7 @@ def test_an_epoch_goes_on_where_it_stopped(path: Any, ds: Dataset, taken: int) -
     assert same([*got, *rest][: len(want)], want)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("model", "settings"), [("sage", {}), ("gin", {"residual": True}), ("gcn", {"input_dropout": 0.0})])
 def test_runs_are_the_same_whichever_way_sums_are_made(
     make_store: MakeStore, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, model: str, settings: Any

@@ -21,6 +21,7 @@ from tests.ooc.loading.test_superbatch import Behind, Broken
 from tests.waiting import NoMoreThreads, eventually, no_threads
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("bad", [3, 47, 155, 299])
 def test_a_row_that_cannot_be_read_fails_at_its_batch(path: Any, ds: Dataset, x: Any, bad: int) -> None:
     want = in_memory(path)[0][:15]
@@ -79,6 +80,7 @@ def test_an_epoch_left_halfway_leaves_nothing(path: Any, ds: Dataset, taken: int
     assert same(list(loader), in_memory(path)[0][:15])
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("at", range(6))
 def test_an_epoch_that_cannot_begin_leaves_nothing(path: Any, ds: Dataset, monkeypatch: Any, at: int, error: Any) -> None:

@@ -323,6 +323,7 @@ for name in ("auto", "uring"):
 """
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("number", "reason"),
     [
