@@ -210,10 +210,11 @@ def infer(
     allow_code: AllowCode = False,
     verify_reads: VerifyReadsOption = False,
 ) -> None:
-    """Predict the class, or the number, of every node, exactly.
+    """Predict the class, or the number, of every node, exactly, in bounded memory.
 
-    By a run of whole graphs (--task graph), of every graph; of labels of edges (--task edge), of every edge. The model is
-    computed layer by layer, in bounded memory. After a crash, run the command again to continue.
+    The model is computed layer by layer. After a crash, run the command again to continue. By a run of whole graphs (--task
+    graph), of every graph, and of labels of edges (--task edge), of every edge, by neighborhoods sampled as for its scores;
+    these begin again after a crash.
     """
     options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads}
     options["node_type"] = node_type

@@ -165,7 +165,7 @@ def infer(
     node_type: str | None = None,
 ) -> NodeRows | WrittenRows:
     """Compute a model's outputs for every node, exactly and in bounded memory; of a run of whole graphs, for every graph,
-    and of labels of edges (`task="edge"`), for every edge of their type.
+    and of labels of edges (`task="edge"`), for every edge of their type, by sampled neighborhoods.
 
     A model that is a list of layers goes layer by layer over all nodes. One with its own `forward(x, edge_index)` is computed
     on batches of full neighborhoods: the seeds of a batch with all their in-edges, over as many hops as their outputs depend
