@@ -35,6 +35,7 @@ def ingest(
     edge_split: str | ByType | None = None,
     header: bool | None = None,
     id_type: Literal["auto", "int", "str"] = "auto",
+    edge_ids: bool = True,
     undirected: bool = False,
     reverse: bool = False,
     drop_duplicates: bool = False,
@@ -99,6 +100,8 @@ def ingest(
         edge_split: Column of the edge table with the edges' splits, as `split` for nodes.
         header: Whether text tables start with a header line; None: detect.
         id_type: Type of the ids.
+        edge_ids: Store each edge's position in the input, by which it has features, labels and times, and a store is appended
+            to (8 bytes an edge).
         undirected: Add the reverse of every edge (with types: of every edge between nodes of one type).
         reverse: Add a reverse edge type `"rev_" + name` to every edge type, with the same edge ids.
         drop_duplicates: Keep the first of equal edges.
@@ -174,6 +177,7 @@ def from_data(
     data: "Data | HeteroData | TemporalData | Iterable[Data] | Mapping[str, Iterable[Data]]",
     path: Path | str,
     *,
+    edge_ids: bool = True,
     undirected: bool = False,
     reverse: bool = False,
     time_unit: Literal["s", "ms", "us", "ns"] = "s",
@@ -207,8 +211,12 @@ def from_data(
 
     Args:
         data: A homogeneous or heterogeneous graph, events, or several graphs; tensors of any dtype, layout and device, numpy
-            arrays and memory maps are taken.
+            arrays and memory maps are taken. x, edge_index and other attributes of a `Data` may also be objects with `shape`,
+            `dtype` and slices, such as arrays of Zarr, h5py or Dask, or your own that make their rows: these are read a slice
+            at a time (`x[a:b]`, `edge_index[:, a:b]`), some of them twice, and never copied to disk.
         path: Directory of the store; it must not exist.
+        edge_ids: Store each edge's position in `data`, by which edges have features, labels and times, and a store is appended
+            to (8 bytes an edge).
         undirected: Add the reverse of every edge. PyG's undirected graphs have both directions already. Models of events need
             it, because a node's past includes the events it is the source of. Of a `HeteroData` those of edges between nodes
             of one type.
@@ -245,6 +253,7 @@ def from_data(
     from ooc.runtime.messages import warn_user
 
     settings: dict[str, Any] = {
+        "edge_ids": edge_ids,
         "undirected": undirected,
         "reverse": reverse,
         "dtype": dtype,

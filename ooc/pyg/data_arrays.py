@@ -1,6 +1,6 @@
 """The arrays of a PyG `Data` or `TemporalData`: what has a row per node, edge or event, and a line about what has not."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ooc.stores.errors import InputError
 from ooc.stores.ingest.arrays import Array, RowBlocks, dense_rows
+from ooc.stores.ingest.lazy import LazyArray
 
 _STEP_BYTES = 16 << 20
 TIME = "t"
@@ -20,7 +21,7 @@ TIME = "t"
 class DataArrays(NamedTuple):
     """The arrays of a graph or a stream by name, what is left out, and the name of the times of a stream's events."""
 
-    arrays: dict[str, Array | RowBlocks | Path]
+    arrays: Mapping[str, Array | RowBlocks | LazyArray | Path]
     left_out: list[str]
     time: str | None = None
 
@@ -37,14 +38,14 @@ def arrays_of(data: Any, name: str) -> DataArrays:
     if isinstance(data, TemporalData):
         return _events_of(data, name)
     check_data(data, name)
-    arrays: dict[str, Array | RowBlocks | Path] = {}
+    arrays: dict[str, Array | RowBlocks | LazyArray | Path] = {}
     left_out: list[str] = []
     for key, value in data.to_dict().items():
         if key == "adj_t" and data.edge_index is None:
             arrays |= _transposed(value, name)
         elif key == "adj_t":
             left_out.append("adj_t (edge_index has the edges)")
-        elif (array := as_array(value)) is not None:
+        elif (array := as_array(value, f"{name}.{key}")) is not None:
             arrays[key] = array
         elif key != "num_nodes" and value is not None:
             left_out.append(f"{key} ({type(value).__name__})")
@@ -67,7 +68,7 @@ def check_data(data: Any, name: str) -> None:
 def edges_of(data: Any, name: str) -> tuple[Array, Array | None]:
     """The edges of a `Data`, integers [2, e], and the weights of those in `adj_t`. Raises InputError without edges."""
     if "edge_index" in data:
-        found, weight = as_array(data["edge_index"]), None
+        found, weight = in_memory(as_array(data["edge_index"])), None
     elif "adj_t" in data:
         arrays = _transposed(data.adj_t, name)
         found, weight = arrays["edge_index"], arrays.get("edge_weight")
@@ -81,7 +82,7 @@ def edges_of(data: Any, name: str) -> tuple[Array, Array | None]:
 
 def _events_of(data: Any, name: str) -> DataArrays:
     """The arrays of a `TemporalData`. Raises InputError where src, dst and t do not make events."""
-    found = {key: as_array(value) for key, value in data.to_dict().items() if value is not None}
+    found = {key: in_memory(as_array(value)) for key, value in data.to_dict().items() if value is not None}
     arrays: dict[str, Any] = {key: array for key, array in found.items() if array is not None}
     ends = [arrays.pop(key, None) for key in ("src", "dst")]
     shapes = {None if each is None or isinstance(each, RowBlocks) else each.shape for each in (*ends, arrays.get(TIME))}
@@ -95,14 +96,19 @@ def _events_of(data: Any, name: str) -> DataArrays:
     return DataArrays(arrays, left_out, TIME)
 
 
-def as_array(value: Any) -> Array | RowBlocks | None:
-    """A tensor, numpy array or SciPy matrix as an array of rows; None for anything else."""
+def as_array(value: Any, name: str = "an array") -> Array | RowBlocks | LazyArray | None:
+    """A tensor, numpy array, SciPy matrix, or an object with shape, dtype and slices, as an array of rows; else None.
+
+    name: what it is called in messages.
+    """
     if isinstance(value, np.ndarray):
         return value if value.dtype.kind in "fiub" else None
     if hasattr(value, "tocsr"):  # SciPy, which need not be installed
         matrix = value.tocsr()
         return dense_rows(matrix.data, matrix.indices, matrix.indptr, matrix.shape)
-    if not isinstance(value, Tensor) or value.is_complex():
+    if not isinstance(value, Tensor):
+        return LazyArray(value, name) if LazyArray.fits(value) else None
+    if value.is_complex():
         return None
     value = value.detach()
     if value.layout != torch.strided:
@@ -111,6 +117,11 @@ def as_array(value: Any) -> Array | RowBlocks | None:
         return _converted(value)
     array: NDArray[Any] = value.numpy(force=True)
     return array
+
+
+def in_memory(array: Array | RowBlocks | LazyArray | None) -> Array | RowBlocks | None:
+    """An array that is read by slices, read whole; others as they are."""
+    return array.whole() if isinstance(array, LazyArray) else array
 
 
 def _sparse_rows(value: Tensor) -> RowBlocks | None:

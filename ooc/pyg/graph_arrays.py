@@ -12,7 +12,7 @@ import torch
 from torch_geometric.data import Batch, Data, Dataset
 from torch_geometric.data.data import BaseData
 
-from ooc.pyg.data_arrays import DataArrays, arrays_of, as_array, edges_of
+from ooc.pyg.data_arrays import DataArrays, arrays_of, as_array, edges_of, in_memory
 from ooc.stores.errors import InputError
 from ooc.stores.ingest.arrays import Array, RowBlocks, is_taken
 from ooc.stores.ingest.datasets import OF_GRAPHS
@@ -230,7 +230,7 @@ def _attributes(data: Data, left_out: dict[str, str]) -> Iterator[tuple[str, Arr
 def _as_rows(value: Any) -> Array | None:
     if isinstance(value, Number) and not isinstance(value, complex):
         value = torch.tensor(value)
-    array = as_array(value)
+    array = in_memory(as_array(value))
     if isinstance(array, RowBlocks):
         blocks = list(array.blocks())
         array = np.concatenate(blocks) if blocks else None

@@ -10,6 +10,7 @@ from ooc.pyg.data_arrays import as_array, edges_of
 from ooc.stores.errors import InputError
 from ooc.stores.ingest import HeteroSpec, IngestSpec
 from ooc.stores.ingest.arrays import Array, RowBlocks
+from ooc.stores.ingest.lazy import LazyArray
 from ooc.stores.ingest.typed_settings import MASKS, typed_settings
 from ooc.stores.ingest.typed_spec import REVERSE
 from ooc.stores.manifest import EdgeKey, check_type_name
@@ -17,7 +18,7 @@ from ooc.stores.manifest import EdgeKey, check_type_name
 if TYPE_CHECKING:
     from torch_geometric.data import HeteroData
 
-Arrays = dict[str, Array | RowBlocks | Path]
+Arrays = dict[str, Array | RowBlocks | LazyArray | Path]
 
 
 class HeteroArrays(NamedTuple):
@@ -67,7 +68,8 @@ def _node_arrays(data: "HeteroData", name: str, left_out: list[str]) -> Arrays:
     arrays = _as_arrays(store, f"data[{name!r}]", left_out)
     with warnings.catch_warnings():  # PyG takes the largest node of the edges where nothing else says how many there are
         warnings.simplefilter("ignore")
-        count = store.num_nodes
+        x = arrays.get("x")
+        count = len(x) if isinstance(x, LazyArray) else store.num_nodes
     if count is None:
         raise InputError(f"data[{name!r}] has neither x nor num_nodes: say how many nodes it has by num_nodes")
     return {**arrays, "num_nodes": np.array(int(count), dtype=np.int64)}
@@ -85,7 +87,7 @@ def _as_arrays(store: Any, shown: str, left_out: list[str]) -> Arrays:
     for name, value in store.items():
         if name in ("adj_t", "edge_index", "num_nodes") or value is None:
             continue
-        if (array := as_array(value)) is not None:
+        if (array := as_array(value, f"{shown}.{name}")) is not None:
             arrays[name] = array
         else:
             left_out.append(f"{shown}.{name} ({type(value).__name__})")

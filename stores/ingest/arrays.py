@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.stores.errors import InputError
+from ooc.stores.ingest.lazy import LazyArray
 from ooc.stores.ingest.sources import open_array
 
 KEYS = {
@@ -46,7 +47,7 @@ class RowBlocks:
     blocks: Callable[[], Iterator[Array]]
 
 
-Arrays = Mapping[str, Array | RowBlocks | Path]
+Arrays = Mapping[str, Array | RowBlocks | LazyArray | Path]
 """arrays by name; a path is an npy file of the caller's own, which is linked instead of copied"""
 
 
@@ -64,13 +65,25 @@ def is_taken(name: str) -> bool:
     return name in ("y", "split", "birth") or name.startswith("split_")
 
 
-def save_arrays(arrays: Arrays, folder: Path) -> dict[str, str]:
-    """Write arrays as npy files and return them by name."""
+def lazy_arrays(arrays: Arrays, folder: Path) -> dict[str, LazyArray]:
+    """The arrays that are read as they are needed, by the file in `folder` that each would be: edges, and features.
+
+    Labels, splits, weights and counts are small beside these, and read more often.
+    """
+    staged = {name for part, names in KEYS.items() if part not in ("x", "edges") for name in names}
+    lazy = {key: array for key, array in arrays.items() if isinstance(array, LazyArray) and key not in staged}
+    return {str(folder / f"{key}.npy"): array for key, array in lazy.items()}
+
+
+def save_arrays(arrays: Arrays, folder: Path, lazy: Collection[str] = ()) -> dict[str, str]:
+    """Write arrays as npy files and return them by name; `lazy` are files that are not written."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
     for key, array in arrays.items():
         paths[key] = str(folder / f"{key}.npy")
-        if isinstance(array, RowBlocks):
+        if paths[key] in lazy:
+            continue
+        if isinstance(array, RowBlocks | LazyArray):
             _save_blocks(Path(paths[key]), array)
         elif isinstance(array, Path):
             _link(array, Path(paths[key]))
@@ -87,9 +100,11 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def blocks_of(array: Array | RowBlocks) -> Iterator[Array]:
-    """An array's bytes, block by block."""
-    if isinstance(array, RowBlocks):
+def blocks_of(array: Array | RowBlocks | LazyArray) -> Iterator[Array]:
+    """An array's bytes, block by block; of one that is read as it is needed, a sample of them."""
+    if isinstance(array, LazyArray):
+        yield from array.sample()
+    elif isinstance(array, RowBlocks):
         yield from array.blocks()
     elif not array.ndim:
         yield array.reshape(1)
@@ -99,7 +114,7 @@ def blocks_of(array: Array | RowBlocks) -> Iterator[Array]:
             yield np.asarray(array[first : first + step])
 
 
-def _save_blocks(path: Path, array: RowBlocks) -> None:
+def _save_blocks(path: Path, array: RowBlocks | LazyArray) -> None:
     descr = np.lib.format.dtype_to_descr(array.dtype)
     with path.open("wb") as file:
         header = {"descr": descr, "fortran_order": False, "shape": array.shape}
@@ -113,14 +128,19 @@ def part_of(paths: Mapping[str, str], part: str) -> str | None:
     return next((paths[key] for key in KEYS[part] if key in paths), None)
 
 
-def extras_of(paths: Mapping[str, str], shown: str, num_nodes: int | None, num_edges: int) -> Extras:
-    """Sort the remaining arrays by their first dimension into those of nodes and of edges; others are left out."""
+def extras_of(
+    paths: Mapping[str, str], shown: str, num_nodes: int | None, num_edges: int, lazy: Mapping[str, LazyArray]
+) -> Extras:
+    """Sort the remaining arrays by their first dimension into those of nodes and of edges; others are left out.
+
+    `lazy` are those that are read as they are needed, by path.
+    """
     found = Extras({}, {}, [])
     used = {part_of(paths, part) for part in KEYS}
     for key, path in paths.items():
         if path in used or key in _COUNTS:
             continue
-        name, array = EDGE_FEATURES.get(key, key), _opened(path, f"{shown}[{key}]")
+        name, array = EDGE_FEATURES.get(key, key), lazy[path] if path in lazy else _opened(path, f"{shown}[{key}]")
         of_nodes, of_edges = _rows_of(array, num_nodes), _rows_of(array, num_edges)
         plain = array is not None and array.ndim in (1, 2) and array.dtype.kind in "fiub" and name.isidentifier()
         if array is None or not plain or not array.size or not (of_nodes or of_edges) or is_taken(name):
@@ -140,7 +160,7 @@ def _opened(path: str, shown: str) -> Array | None:
         return None
 
 
-def _rows_of(array: Array | None, count: int | None) -> bool:
+def _rows_of(array: Array | LazyArray | None, count: int | None) -> bool:
     return array is not None and array.ndim > 0 and count is not None and len(array) == count
 
 

@@ -17,13 +17,14 @@ from ooc.stores.build import finish_store
 from ooc.stores.errors import ConfigError, InputError, StoreError
 from ooc.stores.ingest import ids, ogb
 from ooc.stores.ingest.arrange import MakeSink
-from ooc.stores.ingest.arrays import Arrays, blocks_of
-from ooc.stores.ingest.datasets import gather, gather_typed, input_files, refuse_files_twice
+from ooc.stores.ingest.arrays import Arrays, blocks_of, lazy_arrays
+from ooc.stores.ingest.datasets import ARRAYS, gather, gather_typed, input_files, refuse_files_twice
 from ooc.stores.ingest.duck import Duck, Progress, silent
 from ooc.stores.ingest.edge_type import EdgeTypeIngest
 from ooc.stores.ingest.graphs import GraphSteps
 from ooc.stores.ingest.ids import EdgeScan
 from ooc.stores.ingest.inputs import Inputs
+from ooc.stores.ingest.lazy import EdgeStream
 from ooc.stores.ingest.node_type import End, NodeTypeIngest
 from ooc.stores.ingest.renumber import Renumbering
 from ooc.stores.ingest.spec import IngestResult, IngestSpec
@@ -186,7 +187,11 @@ class _Build:
                 return gather(spec, self.duck, steps.stage, arrays, self.progress)
             return gather_typed(spec, of_type, self.duck, steps.stage, arrays, self.progress)
 
-        return Inputs.from_json(steps.run("gather", lambda: found().to_json(), [steps.stage]))
+        inputs = Inputs.from_json(steps.run("gather", lambda: found().to_json(), [steps.stage]))
+        inputs.lazy = lazy_arrays(arrays or {}, steps.stage / ARRAYS)
+        if inputs.edges.view is not None:
+            self.duck.register(inputs.edges.view, EdgeStream(inputs.lazy[inputs.edges.files[0].parquet]))
+        return inputs
 
     def _ends(self, node: NodeTypeIngest) -> list[End]:
         """The ends of edges that are nodes of a type."""
@@ -234,8 +239,7 @@ class _Build:
         if normalize != "none" and not any(node.arrays.names for node in self.nodes.values()):
             raise ConfigError(f"`normalize={normalize!r}` scales features, and there are none: leave it out")
         for edges in self.edges.values():
-            edges.features.check()
-            edges.labels.check()
+            edges.check(many=self.graphs is not None)
 
     def _check_tasks(self) -> None:
         """Check that something has labels where `task` says what they are."""
@@ -301,7 +305,7 @@ class _Build:
             arrays=node.array_names,
             splits=node.made["split"]["sizes"],
             id_kind=node.kind if node.mapped or order is not None else None,
-            columns=["edge_id", *edges.columns.rest],
+            columns=edges.stored_columns,
             has_self_loops=edges.made["loops"] > 0,
             weighted=edges.columns.weight is not None,
             undirected=spec.undirected,

@@ -9,13 +9,24 @@ from numpy.typing import NDArray
 
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.ingest import graphbolt, ogb
-from ooc.stores.ingest.arrays import KEYS, Arrays, extras_of, is_taken, part_of, save_arrays, sparse_adjacency
+from ooc.stores.ingest.arrays import (
+    KEYS,
+    Arrays,
+    extras_of,
+    is_taken,
+    lazy_arrays,
+    part_of,
+    save_arrays,
+    sparse_adjacency,
+)
 from ooc.stores.ingest.duck import Duck, Progress
-from ooc.stores.ingest.inputs import Inputs
+from ooc.stores.ingest.inputs import Inputs, open_lazy
+from ooc.stores.ingest.lazy import LazyArray
 from ooc.stores.ingest.sources import (
     Table,
     TableFile,
     arrow_type,
+    check_edges,
     find,
     kind_of,
     open_array,
@@ -29,6 +40,10 @@ from ooc.stores.manifest import SPLIT_CODES, EdgeKey
 
 OF_GRAPHS = "graphs."
 """prefix of the names of arrays with a row per graph, and of the graphs' offsets `ptr`, among arrays in memory"""
+ARRAYS = "arrays"
+"""folder of arrays in memory"""
+Lazy = Mapping[str, LazyArray]
+"""arrays that are read as they are needed, by the file that each would be"""
 
 
 def gather_typed(
@@ -40,33 +55,36 @@ def gather_typed(
         return raw.of_nodes(of_type) if isinstance(of_type, str) else raw.of_edges(of_type)
     if arrays is None:
         return _from_files(spec, duck, stage, progress)
-    shown, paths = f"{spec.pyg or 'data'}[{of_type!r}]", save_arrays(arrays, stage / "arrays")
+    shown, lazy = f"{spec.pyg or 'data'}[{of_type!r}]", lazy_arrays(arrays, stage / ARRAYS)
+    paths = save_arrays(arrays, stage / ARRAYS, lazy)
     if isinstance(of_type, tuple):
-        return _from_edge_arrays(paths, shown, spec.time, spec.weight, stage)
+        return _from_edge_arrays(paths, shown, spec.time, spec.weight, stage, lazy)
     inputs = Inputs(Table((), {}, text=False))
     if "num_nodes" in paths:
         inputs.num_nodes = _count(
             open_array(Path(paths["num_nodes"])), f"{shown}[num_nodes]", "the type: leave out one without any"
         )
-    return _with_arrays(inputs, paths, shown)
+    return _with_arrays(inputs, paths, shown, lazy)
 
 
 def gather(spec: IngestSpec, duck: Duck, stage: Path, arrays: Arrays | None, progress: Progress) -> Inputs:
     """Find, check and unpack the inputs of `spec` (an append may lack edges); `arrays` are those of a data set in memory."""
     if arrays is not None:
-        shown, paths = spec.pyg or "arrays", save_arrays(arrays, stage / "arrays")
+        shown, lazy = spec.pyg or "arrays", lazy_arrays(arrays, stage / ARRAYS)
+        paths = save_arrays(arrays, stage / ARRAYS, lazy)
         if spec.time is not None:
-            return _from_edge_arrays(paths, shown, spec.time, None, stage)
+            return _from_edge_arrays(paths, shown, spec.time, None, stage, lazy)
         if spec.time_unit != "s":
             raise ConfigError(f"`time_unit` says what the times' numbers mean, but {shown} has no times: leave it out")
         of_graphs = {name.removeprefix(OF_GRAPHS): path for name, path in paths.items() if name.startswith(OF_GRAPHS)}
-        inputs = _from_npys({name: path for name, path in paths.items() if not name.startswith(OF_GRAPHS)}, shown, stage)
+        of_nodes = {name: path for name, path in paths.items() if not name.startswith(OF_GRAPHS)}
+        inputs = _from_npys(of_nodes, shown, stage, lazy)
         inputs.graphs = of_graphs
         inputs.shown |= {path: f"{shown}[{name}]" for name, path in of_graphs.items()}
         return inputs
     if spec.npz is not None:
         paths = {key: str(path) for key, path in unpack_npz(spec.npz, stage / "npz").items()}
-        return _from_npys(paths, str(spec.npz), stage)
+        return _from_npys(paths, str(spec.npz), stage, {})
     if spec.ogb is not None:
         return _from_ogb(spec.ogb, duck, stage, progress)
     if spec.graphbolt is not None:
@@ -167,38 +185,53 @@ def _pick(found: dict[str, Path], part: str, shown: Path) -> Path:
     raise InputError(f"{shown} has no array {' or '.join(KEYS[part])}: it has {', '.join(found) or 'none'}")
 
 
-def _from_npys(paths: dict[str, str], shown: str, stage: Path) -> Inputs:
+def _from_npys(paths: dict[str, str], shown: str, stage: Path, lazy: Lazy) -> Inputs:
     paths = sparse_adjacency(paths, shown, stage / "sparse")
     parts = {part: part_of(paths, part) for part in KEYS}
     if parts["edges"] is None:
         raise InputError(f"{shown} has no edge_index (or edges): it has {', '.join(paths) or 'nothing'}")
     names = {path: f"{shown}[{key}]" for key, path in paths.items()}
-    opened = {part: open_array(Path(path), names[path]) for part, path in parts.items() if path is not None}
-    weight = opened["weight"].reshape(-1) if "weight" in opened else None
-    file = stage_edge_array(opened["edges"], shown, stage / "edges" / "00000.parquet", _columns(weight=weight))
-    columns = {"src": "int64", "dst": "int64"} | ({} if weight is None else {"weight": arrow_type(weight.dtype)})
-    inputs = Inputs(Table((file,), columns, text=False), weight=None if weight is None else "weight")
+    weight = None if parts["weight"] is None else open_array(Path(parts["weight"]), names[parts["weight"]]).reshape(-1)
+    table = _edge_table(parts["edges"], shown, stage, _columns(weight=weight), lazy)
+    inputs = Inputs(table, weight=None if weight is None else "weight")
     if parts["num_nodes"] is not None:
-        inputs.num_nodes = _count(opened["num_nodes"], names[parts["num_nodes"]])
-    return _with_arrays(inputs, paths, shown)
+        shown_count = names[parts["num_nodes"]]
+        inputs.num_nodes = _count(open_array(Path(parts["num_nodes"]), shown_count), shown_count)
+    return _with_arrays(inputs, paths, shown, lazy)
 
 
-def _from_edge_arrays(paths: dict[str, str], shown: str, time: str | None, weight: str | None, stage: Path) -> Inputs:
+def _edge_table(path: str, shown: str, stage: Path, columns: dict[str, NDArray[Any]], lazy: Lazy) -> Table:
+    """The table of edges that are an array, and of their weights or times (`columns`).
+
+    Without these, edges that are read as they are needed are not staged: DuckDB reads them as a view.
+    """
+    edges = open_lazy(lazy, path, shown)
+    kinds = {"src": arrow_type(edges.dtype), "dst": arrow_type(edges.dtype)}
+    if isinstance(edges, LazyArray) and not columns:
+        check_edges(edges, shown)
+        return Table((TableFile(shown, path, edges.size // 2),), kinds, text=False, view=f"array {shown}")
+    file = stage_edge_array(edges, shown, stage / "edges" / "00000.parquet", columns)
+    return Table((file,), kinds | {name: arrow_type(values.dtype) for name, values in columns.items()}, text=False)
+
+
+def _from_edge_arrays(
+    paths: dict[str, str], shown: str, time: str | None, weight: str | None, stage: Path, lazy: Lazy
+) -> Inputs:
     """Edges in memory: edge_index, num_nodes, times, weights, and arrays with a row per edge, which become edge features."""
     names = {path: f"{shown}[{key}]" for key, path in paths.items()}
-    opened = {key: open_array(Path(path), names[path]) for key, path in paths.items()}
-    edges, count = opened.pop("edge_index"), opened.pop("num_nodes", None)
+    opened: dict[str, Any] = {key: open_lazy(lazy, path, names[path]) for key, path in paths.items()}
+    count = opened.pop("num_nodes", None)
+    del opened["edge_index"]
     columns = {column: opened.pop(key) for column, key in (("weight", weight), (time, time)) if column and key}
     columns = {column: values.reshape(-1) if column == "weight" else values for column, values in columns.items()}
-    file = stage_edge_array(edges, shown, stage / "edges" / "00000.parquet", columns)
-    kinds = {"src": "int64", "dst": "int64", **{column: arrow_type(values.dtype) for column, values in columns.items()}}
-    inputs = Inputs(Table((file,), kinds, text=False), weight="weight" if weight else None, shown=names)
+    table = _edge_table(paths["edge_index"], shown, stage, columns, lazy)
+    inputs = Inputs(table, weight="weight" if weight else None, shown=names)
     inputs.num_nodes = None if count is None else _count(count, f"{shown}[num_nodes]")
     if count is None:  # one type of several, and no stream of events
         opened = _without_labels(inputs, opened, paths)
     left_out = []
     for key, array in opened.items():
-        fits = array.ndim in (1, 2) and len(array) == file.rows and array.size
+        fits = array.ndim in (1, 2) and len(array) == table.rows and array.size
         if fits and key.isidentifier() and key not in OF_EVENTS and not (count is None and is_taken(key)):
             inputs.edge_features[key] = [paths[key]]
         else:
@@ -209,7 +242,7 @@ def _from_edge_arrays(paths: dict[str, str], shown: str, time: str | None, weigh
     return inputs
 
 
-def _without_labels(inputs: Inputs, opened: dict[str, NDArray[Any]], paths: dict[str, str]) -> dict[str, NDArray[Any]]:
+def _without_labels(inputs: Inputs, opened: dict[str, Any], paths: dict[str, str]) -> dict[str, Any]:
     """The arrays of edges without their labels and splits, which `inputs` gets."""
     label = next((key for key in EDGE_LABELS if key in opened), None)
     inputs.edge_labels = None if label is None else paths[label]
@@ -222,18 +255,18 @@ def _columns(**columns: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
     return {name: values for name, values in columns.items() if values is not None}
 
 
-def _with_arrays(inputs: Inputs, paths: dict[str, str], shown: str) -> Inputs:
+def _with_arrays(inputs: Inputs, paths: dict[str, str], shown: str, lazy: Lazy) -> Inputs:
     """Put arrays other than the edges to the features, labels and splits of `inputs`."""
     parts = {part: part_of(paths, part) for part in KEYS}
     names = {path: f"{shown}[{key}]" for key, path in paths.items()}
-    opened = {part: open_array(Path(path), names[path]) for part, path in parts.items() if path is not None}
+    opened = {part: open_lazy(lazy, path, names[path]) for part, path in parts.items() if path is not None}
     inputs.features = {} if parts["x"] is None else {"x": [parts["x"]]}
     inputs.labels = parts["y"]
     inputs.splits = {split: path for split in ("train", "val", "test") if (path := parts[split]) is not None}
     count = inputs.num_nodes or next((len(opened[part]) for part in ("x", "y") if part in opened and opened[part].ndim), None)
     inputs.edge_labels = parts["edge_y"]
     inputs.edge_splits = {split: path for split in SPLIT_CODES if (path := parts[f"edge_{split}"]) is not None}
-    extras = extras_of(paths, shown, count, inputs.edges.rows)
+    extras = extras_of(paths, shown, count, inputs.edges.rows, lazy)
     inputs.extra = list(extras.nodes)
     inputs.features |= {name: [path] for name, path in extras.nodes.items()}
     inputs.edge_features = {name: [path] for name, path in extras.edges.items()}
@@ -254,7 +287,7 @@ def _from_graphbolt(folder: Path, duck: Duck, stage: Path, progress: Progress) -
         table = open_table(duck, str(path), stage / "edges", None, ("src", "dst"), progress)
     paths, notes = graphbolt.arrays_of(folder, found, stage / "arrays")
     inputs = Inputs(table, num_nodes=int(found["graph"]["nodes"][0]["num"]), notes=notes)
-    return _with_arrays(inputs, paths, str(folder))
+    return _with_arrays(inputs, paths, str(folder), {})
 
 
 def _count(array: NDArray[Any], shown: str, of: str = "the one graph") -> int:
@@ -274,6 +307,6 @@ def _from_ogb(folder: Path, duck: Duck, stage: Path, progress: Progress) -> Inpu
     if (raw / "node-label.npz").exists():
         labels = unpack_npz(raw / "node-label.npz", stage / "labels")
         paths["node_label"] = str(_pick(labels, "y", raw / "node-label.npz"))
-    inputs = _from_npys(paths, str(raw / "data.npz"), stage)
+    inputs = _from_npys(paths, str(raw / "data.npz"), stage, {})
     found.put_splits(inputs)
     return inputs

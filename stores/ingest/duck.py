@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import duckdb
 import pyarrow as pa
@@ -19,6 +19,9 @@ import pyarrow as pa
 from ooc.stores.errors import BudgetError, InputError, OocError, StoreError
 from ooc.stores.ingest.lines import LINE_BYTES
 from ooc.stores.io.atomic import write_error
+
+if TYPE_CHECKING:
+    from ooc.stores.ingest.lazy import EdgeStream
 
 OUTSIDE_BYTES = 600_000_000
 """memory outside the engine's limit: Python, its libraries, batches in flight, allocator slack"""
@@ -28,6 +31,7 @@ NEEDED_BYTES = OUTSIDE_BYTES + LEAST_BYTES
 THREAD_BYTES = 128_000_000
 """a sorting thread with less memory fails instead of spilling"""
 BATCH_ROWS = 131_072
+MOST_ROOM = 2**28
 
 
 class Progress(Protocol):
@@ -62,12 +66,30 @@ class Duck:
         config = {"memory_limit": f"{self.limit // 1000}KB", "threads": threads, "temp_directory": str(spill)}
         self._con = duckdb.connect(":memory:", config=config)
         self._con.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
+        self._streams: dict[str, EdgeStream] = {}
 
     def __enter__(self) -> "Duck":
         return self
 
     def __exit__(self, *_: object) -> None:
+        for view in self._streams:
+            self._con.unregister(view)
         self._con.close()
+
+    def register(self, view: str, stream: "EdgeStream") -> None:
+        """Let queries read a stream as `view`."""
+        self._streams[view] = stream
+        self._con.register(view, stream)
+
+    @property
+    def room(self) -> int:
+        """Bytes for what is sorted outside the engine, which streams meanwhile."""
+        return min(self.limit // 4, MOST_ROOM)
+
+    def scratch(self, name: str) -> Path:
+        """A file beside the engine's own."""
+        self._spill.mkdir(parents=True, exist_ok=True)
+        return self._spill / name
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """Return all rows of a query with a small result."""
@@ -136,7 +158,8 @@ class Duck:
         except duckdb.OutOfMemoryException as error:
             raise self._out_of_memory(str(error)) from error
         except duckdb.Error as error:
-            raise self._translated(error) from error
+            failure = next((each.failure for each in self._streams.values() if each.failure is not None), None)
+            raise (failure or self._translated(error)) from error
 
     def _out_of_memory(self, message: str) -> OocError:
         if "max_temp_directory_size" in message or "No space" in message:

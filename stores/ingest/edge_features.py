@@ -50,7 +50,7 @@ class EdgeFeatures:
         """Return a feature in the order of the input's edges. Raises InputError if files or columns do not fit."""
         table = self.inputs.edges
         if name in self.inputs.edge_features:
-            found = nodes.npy_rows(self.inputs.edge_features[name], self.inputs.name)
+            found = nodes.npy_rows(self.inputs.edge_features[name], self.inputs.name, self.inputs.open)
             return found.expect(table.rows, table.shown, "edge")
         if name in self.inputs.edge_tables:
             own = self.inputs.edge_tables[name]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ooc.stores import manifest as names
 from ooc.stores.arrays.zarr_write import Appender
-from ooc.stores.errors import InputError
+from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.ingest import edges as csc
 from ooc.stores.ingest import ids
 from ooc.stores.ingest.arrange import MakeSink
@@ -74,6 +74,20 @@ class EdgeTypeIngest:
     def by_time(self) -> bool:
         """Whether slots are sorted by a column of times: of edge types that have no events."""
         return self.columns.time is not None and self.key != HOMOGENEOUS
+
+    @property
+    def stored_columns(self) -> list[str]:
+        """Names of the columns that a slot has besides its source."""
+        return [*(["edge_id"] if self.spec.edge_ids else []), *self.columns.rest]
+
+    def check(self, many: bool) -> None:
+        """Check that features, labels and splits fit, before the long work starts; `many`: whether there are many graphs."""
+        self.features.check()
+        self.labels.check()
+        by_id = [*self.features.names, *(["labels"] if self.has_labels else []), *self.inputs.edge_splits]
+        if not self.spec.edge_ids and (by_id or many or self.columns.time is not None):
+            what = ", ".join(by_id) or ("many graphs" if many else "times")
+            raise ConfigError(f"{what}{self.of} need the edges' ids: leave out `edge_ids=False`")
 
     def _columns(self) -> EdgeColumns:
         table, plain = self.table, self.spec.edges is not None
@@ -195,7 +209,7 @@ class EdgeTypeIngest:
 
         def write() -> dict[str, Any]:
             graph = (self.duck, store, slots, nodes, self.scan.edges, total, rest, self.progress)
-            return dict(csc.write_csc(*graph, check, key, sources, self.by_time))
+            return dict(csc.write_csc(*graph, check, key, sources, self.by_time, self.spec.edge_ids))
 
         return self.steps.run(step, write, [store / folder, store / names.checksum_array(folder)])
 
@@ -230,7 +244,7 @@ class EdgeTypeIngest:
         time = self.columns.time
         dtype: Any = None if time is None else time.dtype.name
         shared: dict[str, Any] = {
-            "columns": ["edge_id", *self.columns.rest],
+            "columns": self.stored_columns,
             "weighted": self.columns.weight is not None,
             "undirected": self.spec.undirected,
             "input": self.left_out(),

@@ -1,9 +1,14 @@
 """`Inputs`: what an ingest reads, whatever form it was given in."""
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Self
 
-from ooc.stores.ingest.sources import Table
+from numpy.typing import NDArray
+
+from ooc.stores.ingest.lazy import LazyArray
+from ooc.stores.ingest.sources import Table, open_array
 from ooc.stores.ingest.spec import IngestSpec
 
 _TABLES = ("edges", "nodes", "label_table", "graph_table")
@@ -41,6 +46,8 @@ class Inputs:
     """what is left out"""
     shown: dict[str, str] = field(default_factory=dict)
     """unpacked file -> its name in messages"""
+    lazy: dict[str, LazyArray] = field(default_factory=dict)
+    """where a file would be -> the array that is read instead; no part of the JSON, every attempt is given its own"""
 
     def of_graphs(self, spec: IngestSpec) -> bool:
         """Whether there are many graphs, whose arrays of one dimension stay so, as in the batches of PyG's DataLoader."""
@@ -49,8 +56,12 @@ class Inputs:
     def name(self, path: str) -> str:
         return self.shown.get(path, path)
 
+    def open(self, path: str) -> NDArray[Any] | LazyArray:
+        """The array of a file, or the one that is read instead of it."""
+        return open_lazy(self.lazy, path, self.name(path))
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(replace(self, lazy={})).items() if name != "lazy"}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
@@ -58,3 +69,8 @@ class Inputs:
         for part in ("feature_tables", "edge_tables"):
             tables[part] = {key: Table.from_json(table) for key, table in value[part].items()}
         return cls(**{**value, **tables})
+
+
+def open_lazy(lazy: Mapping[str, LazyArray], path: str, shown: str) -> NDArray[Any] | LazyArray:
+    """The array of a file, called `shown` in messages, or the one of `lazy` that is read instead of it."""
+    return lazy[path] if path in lazy else open_array(Path(path), shown)

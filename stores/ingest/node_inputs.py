@@ -51,7 +51,7 @@ class NodeInputs:
 
     def _features(self, name: str) -> nodes.Rows:
         if name in self._inputs.features:
-            return nodes.npy_rows(self._inputs.features[name], self._inputs.name)
+            return nodes.npy_rows(self._inputs.features[name], self._inputs.name, self._inputs.open)
         table = self._inputs.feature_tables.get(name)
         if table is not None:
             return columns.table_rows(self._duck, table, list(table.columns))

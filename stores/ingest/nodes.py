@@ -1,10 +1,9 @@
 """Node features: streamed from npy files or table columns, checked, normalized, appended; one block in memory."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +13,13 @@ from ooc.stores.arrays.zarr_write import Appender, write_array
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.ingest.arrange import MakeSink
 from ooc.stores.ingest.duck import Progress
+from ooc.stores.ingest.lazy import LazyArray
 from ooc.stores.ingest.sources import EXACT, open_array, read_rows
+from ooc.stores.io.threads import ahead
 from ooc.stores.manifest import node_array
 
 BLOCK_BYTES = 16 << 20
 Block = NDArray[Any]
-T = TypeVar("T")
 CATEGORIES = "ooc_categories"
 """attribute of an array: the words of the columns that were encoded; see `Rows.categories`"""
 _NUMBERS = "fiub"
@@ -51,9 +51,14 @@ class Rows:
         return self
 
 
-def npy_rows(paths: list[str], name: Callable[[str], str] = str) -> Rows:
-    """Rows of concatenated npy files. Raises InputError if their widths differ or they are not numeric."""
-    arrays = [open_array(Path(path), name(path)) for path in paths]
+def npy_rows(
+    paths: list[str], name: Callable[[str], str] = str, opened: Callable[[str], Block | LazyArray] | None = None
+) -> Rows:
+    """Rows of concatenated npy files. Raises InputError if their widths differ or they are not numeric.
+
+    `opened` gives the array of a path; by default it is a file.
+    """
+    arrays = [open_array(Path(path), name(path)) if opened is None else opened(path) for path in paths]
     for path, array in zip(paths, arrays, strict=True):
         if array.dtype.kind not in _NUMBERS or array.ndim not in (1, 2):
             raise InputError(f"{name(path)} holds {array.dtype} {list(array.shape)}: numbers [N] or [N, F] are wanted")
@@ -215,7 +220,7 @@ def fit_storage(rows: Rows, dtype: str, scale: Scale, progress: Progress) -> Sto
     if dtype != "int8":
         return Storage(dtype)
     largest, done = np.zeros(rows.width or 1, np.float32), 0
-    for values in _ahead(_single(scale(_two_d(block))) for block in rows.blocks()):
+    for values in ahead(_single(scale(_two_d(block))) for block in rows.blocks()):
         largest = np.maximum(largest, np.maximum(values.max(axis=0), -values.min(axis=0)))  # propagates NaN and infinity
         if not np.isfinite(largest).all():
             row, column = np.argwhere(~np.isfinite(values))[0].tolist()
@@ -270,7 +275,7 @@ def write_features(
     plain = flat and rows.width is None and storage.step is None
     shape = () if plain else (rows.width or 1,)
     with make_sink(store, array(name), shape, storage.stored, attributes, count=rows.count) as sink:
-        for final, bad in _ahead(_finished(block, scale, storage) for block in rows.blocks()):
+        for final, bad in ahead(_finished(block, scale, storage) for block in rows.blocks()):
             if bad is not None and bad.any():
                 if not wild:
                     row, column = np.argwhere(bad)[0]
@@ -291,15 +296,6 @@ def _finished(block: Block, scale: Scale, storage: Storage) -> tuple[Block, NDAr
     """Encode a block; also returns which of its values cannot be held."""
     with np.errstate(over="ignore", invalid="ignore"):
         return storage(scale(_two_d(block)))
-
-
-def _ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, with the next one computed by a thread."""
-    with ThreadPoolExecutor(1, "ooc-ingest-read") as pool:
-        coming = pool.submit(next, items, None)
-        while (item := coming.result()) is not None:
-            coming = pool.submit(next, items, None)
-            yield item
 
 
 def _two_d(block: Block) -> Block:

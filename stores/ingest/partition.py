@@ -61,7 +61,7 @@ class Neighbors:
         count, done = np.zeros(num_nodes + 1, np.int64), 0
         slots = csc.directed(relation, undirected=True, drop_self_loops=True, rest=())
         with (folder / "indices").open("wb") as file:
-            for dst, src, _, _ in csc.sorted_slots(duck, slots, num_nodes, num_edges, rest=()):
+            for dst, src, _, _ in csc.sorted_slots(duck, slots, num_nodes, num_edges, 2 * num_edges, rest={}):
                 first = int(dst[0]) if len(dst) else 0
                 found = np.bincount(dst - first)
                 count[first + 1 : first + 1 + len(found)] += found

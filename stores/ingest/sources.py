@@ -23,6 +23,7 @@ from ooc.stores.errors import InputError
 from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest import text
 from ooc.stores.ingest.duck import Duck, Progress, silent
+from ooc.stores.ingest.lazy import LazyArray, read_ends
 
 EDGE_LISTS = (".edgelist", ".edges", ".el", ".wel")
 """text with fields between any number of blanks and tabs, as NetworkX, SNAP and others write it"""
@@ -60,6 +61,8 @@ class Table:
     """name -> Arrow type; text tables have `string` only"""
     text: bool
     header: bool = True
+    view: str | None = None
+    """what DuckDB calls the rows where they are read from an array as they are needed, not from files"""
 
     @property
     def rows(self) -> int:
@@ -82,6 +85,8 @@ class Table:
 
     def relation(self) -> str:
         """SQL of all rows, with the virtual columns used by `position`."""
+        if self.view is not None:
+            return sql.name(self.view)
         return sql.parquet((Path(file.parquet) for file in self.files), position=True)
 
     def position(self) -> str:
@@ -137,7 +142,7 @@ class Table:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         files = tuple(TableFile(**file) for file in value["files"])
-        return cls(files, value["columns"], value["text"], value["header"])
+        return cls(files, value["columns"], value["text"], value["header"], value.get("view"))
 
 
 def find(pattern: str, natural: bool = False) -> list[Path]:
@@ -334,8 +339,10 @@ def read_items(array: NDArray[Any], start: int, count: int) -> NDArray[Any]:
     return items.astype(items.dtype.newbyteorder("="), copy=False)
 
 
-def read_rows(array: NDArray[Any], start: int, count: int) -> NDArray[Any]:
+def read_rows(array: NDArray[Any] | LazyArray, start: int, count: int) -> NDArray[Any]:
     """Read rows start..start+count-1 of an array [N] or [N, F] in C or Fortran order, like `read_items`."""
+    if isinstance(array, LazyArray):
+        return array[start : start + count]
     if array.flags.c_contiguous:
         width = int(np.prod(array.shape[1:], dtype=np.int64))
         return read_items(array, start * width, count * width).reshape(count, *array.shape[1:])
@@ -369,12 +376,17 @@ def unpack_npz(path: Path, stage: Path) -> dict[str, Path]:
     return found
 
 
-def stage_edge_array(
-    edges: NDArray[Any], shown: str, staged: Path, columns: Mapping[str, NDArray[Any]] | None = None
-) -> TableFile:
-    """Write edges [2, E] or [E, 2] as a Parquet table with columns src and dst, and `columns`: weights or times, [E] each."""
+def check_edges(edges: NDArray[Any] | LazyArray, shown: str) -> None:
+    """Raise InputError for an array that holds no edges."""
     if edges.dtype.kind not in "iu" or edges.ndim != 2 or 2 not in edges.shape:
         raise InputError(f"{shown} holds {edges.dtype} {list(edges.shape)}: edges are whole numbers [2, E] or [E, 2]")
+
+
+def stage_edge_array(
+    edges: NDArray[Any] | LazyArray, shown: str, staged: Path, columns: Mapping[str, NDArray[Any]] | None = None
+) -> TableFile:
+    """Write edges [2, E] or [E, 2] as a Parquet table with columns src and dst, and `columns`: weights or times, [E] each."""
+    check_edges(edges, shown)
     ends_apart, count = edges.shape[0] == 2, edges.size // 2
     columns = columns or {}
     for name, values in columns.items():
@@ -383,7 +395,7 @@ def stage_edge_array(
             raise InputError(f"{shown}: the {what} are {values.dtype}, not numbers of 64 bits or less; save them as float32")
         if values.shape != (count,):
             raise InputError(f"{shown}: {what} of shape {list(values.shape)} do not fit {count} edges")
-    if not edges.flags.c_contiguous:
+    if not isinstance(edges, LazyArray) and not edges.flags.c_contiguous:
         edges, ends_apart = edges.T, not ends_apart
     kinds = {"src": edges.dtype, "dst": edges.dtype, **{name: values.dtype for name, values in columns.items()}}
     schema = pa.schema([(key, pa.from_numpy_dtype(kind.newbyteorder("="))) for key, kind in kinds.items()])
@@ -391,7 +403,9 @@ def stage_edge_array(
     with pq.ParquetWriter(staged, schema, use_dictionary=False) as writer:
         for start in range(0, count, STAGED_ROWS):
             rows = min(STAGED_ROWS, count - start)
-            if ends_apart:
+            if isinstance(edges, LazyArray):
+                src, dst = read_ends(edges, start, rows)
+            elif ends_apart:
                 src, dst = read_items(edges, start, rows), read_items(edges, count + start, rows)
             else:
                 src, dst = np.ascontiguousarray(read_items(edges, 2 * start, 2 * rows).reshape(rows, 2).T)

@@ -55,6 +55,9 @@ class IngestSpec(BaseModel):
     header: bool | None = None
     """whether text tables start with a header line; None: detect"""
     id_type: Literal["auto", "int", "str"] = "auto"
+    edge_ids: bool = True
+    """store the position of each edge in the input, 8 bytes an edge: by it edges have features, labels, splits and times, and
+    a store is appended to; without, the id of an edge is its place in the store"""
     undirected: bool = False
     reverse: bool = False
     """add a reverse edge type rev_NAME to every edge type; needs types"""
@@ -218,6 +221,9 @@ class IngestSpec(BaseModel):
             raise ConfigError("`birth` is in the time of the edges: give `time` too")
         if self.time is None and self.time_unit != "s" and self.pyg is None:
             raise ConfigError("`time_unit` says what the times' numbers mean: give `time` too")
+        for name in () if self.edge_ids else ("time", "edge_features", "edge_label", "edge_split", "graph_id"):
+            if getattr(self, name):
+                raise ConfigError(f"`{name}` needs the edges' ids: leave out `edge_ids=False`")
         if self.time is not None and self.drop_duplicates:
             raise ConfigError("`drop_duplicates` does not go with `time`: an event may come again, at another time")
 

@@ -81,7 +81,7 @@ def _node_spec(spec: IngestSpec, parts: Parts, labelled: bool) -> NodeTypeSpec:
 def _edge_spec(spec: IngestSpec, key: EdgeKey, parts: Parts) -> EdgeTypeSpec:
     fields = _shared(spec)
     fields |= {"undirected": spec.undirected and key[0] == key[2]}
-    fields |= {name: getattr(spec, name) for name in ("drop_duplicates", "drop_self_loops", "drop_missing")}
+    fields |= {name: getattr(spec, name) for name in ("drop_duplicates", "drop_self_loops", "drop_missing", "edge_ids")}
     fields |= {"task": spec.task} if _has_labels(parts) else {}
     fields |= {"weight": "edge_weight"} if "edge_weight" in parts else {}
     fields |= {"time": TIME, "time_unit": spec.time_unit} if TIME in parts else {}

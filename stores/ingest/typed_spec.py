@@ -22,7 +22,7 @@ _OF_ONE = (
 )
 """fields of an ingest of one type only"""
 _OF_TABLES = ("header", "id_type", "drop_missing", "allow_nan", "dtype")
-_OF_NODES, _OF_EDGES = (*_OF_TABLES, "normalize"), (*_OF_TABLES, "drop_duplicates", "drop_self_loops", "time_unit")
+_OF_NODES, _OF_EDGES = (*_OF_TABLES, "normalize"), (*_OF_TABLES, "drop_duplicates", "drop_self_loops", "time_unit", "edge_ids")
 """fields that are the same for all types"""
 _TASK = "task"
 """the one field that is of node types and of edge types"""

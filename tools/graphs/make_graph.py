@@ -5,8 +5,9 @@
 OUT/edges/part-*.parquet (src, dst), OUT/x.npy float32[N, F], OUT/y.npy int64[N], OUT/{train,val,test}.npy int64 ids.
 `--temporal W` adds to the edges an ascending time t (int64, milliseconds) and features m0, m1, ... m<W-1> (float32 of 256
 different values, one byte each in Parquet): `ooc ingest ... --time t --edge-features 'msg=m*'`. Kinds: `uniform` (both ends
-uniform), `rmat` (Chakrabarti et al., 2004; .57 .19 .19 .05), `communities` (learnable labels: most edges stay within a class,
-and features are a class centroid with much noise, so that neighbors help).
+uniform), `rmat` (Chakrabarti et al., 2004; .57 .19 .19 .05), `skewed` (sources nodes * u**3, in no order of their degree),
+`communities` (learnable labels: most edges stay within a class, and features are a class centroid with much noise, so that
+neighbors help).
 """
 
 import argparse
@@ -25,6 +26,8 @@ CHUNK_BYTES = 64 << 20
 GAP_MS = 10
 """between two events, on average"""
 _LEVELS = 256
+_SCATTER = 0x9E3779B1
+"""a prime: multiplied by it, modulo any smaller number of nodes, consecutive ids lie apart and stay different"""
 Ints = NDArray[np.int64]
 
 
@@ -42,7 +45,13 @@ def rmat(rng: np.random.Generator, nodes: int, count: int, classes: int) -> tupl
         src = 2 * src + (draw >= 0.76)
         dst = 2 * dst + (((draw >= 0.57) & (draw < 0.76)) | (draw >= 0.95))
     mask = (1 << scale) - 1  # an odd multiplier is a bijection modulo a power of two
-    return (src * 0x9E3779B1 & mask) % nodes, (dst * 0x9E3779B1 & mask) % nodes
+    return (src * _SCATTER & mask) % nodes, (dst * _SCATTER & mask) % nodes
+
+
+def skewed(rng: np.random.Generator, nodes: int, count: int, classes: int) -> tuple[Ints, Ints]:
+    """`count` edges from sources nodes * u**3, scattered so that popular ones lie apart, to uniform destinations."""
+    rank = (nodes * rng.random(count) ** 3).astype(np.int64)
+    return rank * _SCATTER % nodes, rng.integers(0, nodes, count)
 
 
 def communities(rng: np.random.Generator, nodes: int, count: int, classes: int) -> tuple[Ints, Ints]:
@@ -53,7 +62,7 @@ def communities(rng: np.random.Generator, nodes: int, count: int, classes: int) 
     return np.where(keep, same, src), dst
 
 
-KINDS = {"uniform": uniform, "rmat": rmat, "communities": communities}
+KINDS = {"uniform": uniform, "rmat": rmat, "skewed": skewed, "communities": communities}
 
 
 def edge_chunks(kind: str, nodes: int, edges: int, classes: int, seed: int) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,7 @@ from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError, InputError, StoreError
 from ooc.stores.ingest import IngestSpec, ingest, nodes
 from ooc.stores.ingest.edges import CscWriter, pack_bits
+from ooc.stores.integrity import verify
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 
@@ -100,6 +101,28 @@ def test_graph_is_the_reference(tmp_path, edges, files, undirected, drop_duplica
         if strings:
             assert list(ds.external([3, 0])) == ["n3", "n0"]
             assert ds.row("n7") == 7
+
+
+def test_a_store_without_ids_of_edges(tmp_path: Path) -> None:
+    src, dst = np.random.default_rng(0).integers(0, 30, (2, 200))
+    edges = {"edges": table(tmp_path / "e.parquet", src=src, dst=dst, w=np.arange(200.0), f=np.arange(200.0)), "num_nodes": 30}
+    ingest(IngestSpec(out=tmp_path / "with.ooc", weight="w", **edges))
+    ingest(IngestSpec(out=tmp_path / "without.ooc", weight="w", edge_ids=False, **edges))
+    want, got = tree(tmp_path / "with.ooc"), tree(tmp_path / "without.ooc")
+    lost = {name for name in want if name not in got}
+    assert lost
+    assert all("edge_id" in name for name in lost)
+    assert all(want[name] == got[name] for name in got if "graph/" in name)
+    with Dataset.open(tmp_path / "without.ooc") as ds:
+        assert ds.manifest.columns == ["weight"]
+        assert ds.graph.edge_ids(np.array([3, 7])).tolist() == [3, 7]
+    assert verify(tmp_path / "without.ooc") == []
+    for by_edge in ({"edge_features": ["f=f"]}, {"time": "w"}, {"edge_label": "f"}):
+        with pytest.raises(ConfigError, match="needs the edges' ids: leave out `edge_ids=False`"):
+            IngestSpec(out=tmp_path / "no.ooc", edge_ids=False, **edges, **by_edge)
+    np.savez(tmp_path / "g.npz", edge_index=np.stack([src, dst]), edge_attr=np.ones((200, 2), np.float32))
+    with pytest.raises(ConfigError, match="edge_attr need the edges' ids"):
+        ingest(IngestSpec(out=tmp_path / "no.ooc", npz=tmp_path / "g.npz", edge_ids=False))
 
 
 @pytest.mark.parametrize("form", ["csv", "csv.gz", "tsv", "headless", "npy", "npyT", "npz"])

@@ -14,7 +14,7 @@ def edges_of(folder: Path) -> np.ndarray:
     return np.stack([table["src"].to_numpy(), table["dst"].to_numpy()])
 
 
-@pytest.mark.parametrize("kind", ["uniform", "rmat", "communities"])
+@pytest.mark.parametrize("kind", ["uniform", "rmat", "skewed", "communities"])
 def test_files(tmp_path: Path, kind: str) -> None:
     for name in ("a", "b"):
         make_graph(tmp_path / name, nodes=1003, edges=20000, features=7, classes=5, kind=kind, seed=3)
