@@ -1,8 +1,8 @@
 """Fast dropout on CPU that saves no mask for the backward pass.
 
-A counter-based generator (splitmix64) yields four 16-bit numbers per hash, keyed by one draw of torch's generator, so
-`torch.manual_seed` determines the result and the backward pass regenerates the mask. torch's own CPU dropout is single-threaded
-and takes 17 ns per element, eight times the rest of a GCN layer.
+A counter-based generator, a 32-bit hash of an element's position (lowbias32, Wellons, 2018) keyed by one draw of torch's
+generator, gives each element its number: `torch.manual_seed` determines the result, and the backward pass makes the mask again.
+32-bit hashes are computed for many elements at once; torch's own CPU dropout is single-threaded and takes 17 ns per element.
 
 An element's number depends on its position only, so a matrix of all nodes can be processed in row ranges of any order;
 `DropoutKeys` manages the keys and row positions.
@@ -21,26 +21,65 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ooc.runtime.keyed_random import mix64
+from ooc.runtime.parts import in_parts
 from ooc.stores.jit import kernel
 
 Of = Literal["sources", "edges"]
-LEVELS = 1 << 16
+STREAM = 2
+"""which numbers a key gives; checkpoints record it, and those without a record have 1 (16 bits of splitmix64 an element)"""
+LEVELS = 1 << 32
 """probabilities are rounded to multiples of 1 / LEVELS; the scale uses the rounded value"""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_LANE = np.uint64(0xFFFF)
+_LOW, _LOW64, _S32 = LEVELS - 1, np.uint64(LEVELS - 1), np.uint64(32)
+_STEP, _MIX_1, _MIX_2 = np.uint32(0x9E3779B9), np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
+_S15, _S16 = np.uint32(15), np.uint32(16)
 
 
 @kernel
-def drop(key: np.uint64, dropped: int, scale: np.float32, x: NDArray[Any], out: NDArray[Any]) -> None:
-    """Zero each element with probability dropped / LEVELS, else scale it; uses 16 bits of number i // 4 of the key's stream."""
-    size = len(x)
-    for word in range((size + 3) // 4):
-        bits = mix64(key + np.uint64(word) * _GOLDEN)
-        for lane in range(4):
-            at = 4 * word + lane
-            if at < size:
-                kept = np.int64((bits >> np.uint64(16 * lane)) & _LANE) >= dropped
-                out[at] = x[at] * scale if kept else x.dtype.type(0)
+def number(at: np.uint32, one: np.uint32, other: np.uint32) -> np.uint32:
+    """The 32-bit hash of a position under the key (one, other). numba widens sums: each step is cast, to stay 32 bits."""
+    h = np.uint32(at * _STEP + one)
+    h = np.uint32(np.uint32(h ^ np.uint32(h >> _S16)) * _MIX_1)
+    h = np.uint32(np.uint32(np.uint32(h ^ np.uint32(h >> _S15)) ^ other) * _MIX_2)
+    return np.uint32(h ^ np.uint32(h >> _S16))
+
+
+@kernel
+def run_of(key: np.uint64, begin: int, end: int) -> tuple[int, np.uint32, np.uint32, np.uint32]:
+    """Where the run of positions from `begin` on with the same high 32 bits ends, at most at `end`; its first position's 32 low
+    bits, and its key for `number`, of which the high bits are part."""
+    low = begin & _LOW
+    own = mix64(key ^ np.uint64(begin >> 32) * _GOLDEN)
+    return min(end, begin + LEVELS - low), np.uint32(low), np.uint32(own & _LOW64), np.uint32(own >> _S32)
+
+
+@kernel
+def drop(key: np.uint64, begin: int, dropped: int, scale: np.float32, x: NDArray[Any], out: NDArray[Any]) -> None:
+    """Zero each element with probability dropped / LEVELS, else scale it; x[i] takes number begin + i of the key's stream."""
+    done, least = 0, np.uint32(dropped)
+    while done < len(x):
+        stop, first, one, other = run_of(key, begin + done, begin + len(x))
+        given, result = x[done : stop - begin], out[done : stop - begin]
+        for i in range(len(given)):
+            kept = number(np.uint32(first + np.uint32(i)), one, other) >= least
+            result[i] = given[i] * scale if kept else x.dtype.type(0)
+        done = stop - begin
+
+
+@kernel
+def drop_positive(
+    key: np.uint64, begin: int, dropped: int, scale: np.float32, x: NDArray[np.float32], cut: NDArray[np.bool_]
+) -> None:
+    """ReLU and `drop` in place, in one pass; sets `cut` where an element is neither positive (or NaN) and kept."""
+    done, least = 0, np.uint32(dropped)
+    while done < len(x):
+        stop, first, one, other = run_of(key, begin + done, begin + len(x))
+        own, gone = x[done : stop - begin], cut[done : stop - begin]
+        for i in range(len(own)):
+            zero = (number(np.uint32(first + np.uint32(i)), one, other) < least) | (own[i] <= 0)
+            gone[i] = zero
+            own[i] = np.float32(0) if zero else own[i] * scale
+        done = stop - begin
 
 
 @kernel
@@ -48,19 +87,13 @@ def drop_rows(
     key: np.uint64, dropped: int, scale: np.float32, row: NDArray[np.int64], x: NDArray[Any], out: NDArray[Any]
 ) -> None:
     """Apply `drop` to rows row[i] (int64[n]) of a matrix; x and out ([n, f]) hold those rows."""
-    width = x.shape[1]
     for i in range(len(row)):
-        at = row[i] * width
-        if at & 3 == 0:  # aligned: vectorizes, unlike the loop below
-            drop(key + np.uint64(at >> 2) * _GOLDEN, dropped, scale, x[i], out[i])
-            continue
-        bits = mix64(key + np.uint64(at >> 2) * _GOLDEN)
-        for j in range(width):
-            lane = (at + j) & 3
-            if lane == 0:
-                bits = mix64(key + np.uint64((at + j) >> 2) * _GOLDEN)
-            kept = np.int64((bits >> np.uint64(16 * lane)) & _LANE) >= dropped
-            out[i, j] = x[i, j] * scale if kept else x.dtype.type(0)
+        drop(key, row[i] * x.shape[1], dropped, scale, x[i], out[i])
+
+
+def scale_of(dropped: int) -> np.float32:
+    """What elements that are kept are multiplied by, where dropped / LEVELS of them are not."""
+    return np.float32(LEVELS / (LEVELS - dropped))
 
 
 class _Dropout(torch.autograd.Function):
@@ -69,17 +102,20 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, key: int, dropped: int, row: NDArray[np.int64] | None) -> Tensor:
         ctx.mask = key, dropped, row
-        scale = np.float32(LEVELS / (LEVELS - dropped))
+        stream, scale = np.uint64(key), scale_of(dropped)
         if row is None and x.dtype not in (torch.float32, torch.float64):  # numba does not support the others
             factor = torch.empty(x.shape, dtype=torch.float32)
-            ones = np.broadcast_to(np.float32(1), factor.numel())
-            drop(np.uint64(key), dropped, scale, ones, factor.view(-1).numpy())
+            ones, of_ones = np.broadcast_to(np.float32(1), factor.numel()), factor.view(-1).numpy()
+            in_parts(lambda at, end: drop(stream, at, dropped, scale, ones[at:end], of_ones[at:end]), len(ones))
             return x * factor.to(x.dtype)
         out = torch.empty(x.shape, dtype=x.dtype)
         if row is None:
-            drop(np.uint64(key), dropped, scale, x.detach().reshape(-1).numpy(), out.view(-1).numpy())
+            given, found = x.detach().reshape(-1).numpy(), out.view(-1).numpy()
+            in_parts(lambda at, end: drop(stream, at, dropped, scale, given[at:end], found[at:end]), len(given))
         else:
-            drop_rows(np.uint64(key), dropped, scale, row, x.detach().contiguous().numpy(), out.numpy())
+            rows, found = x.detach().contiguous().numpy(), out.numpy()
+            parts = lambda at, end: drop_rows(stream, dropped, scale, row[at:end], rows[at:end], found[at:end])  # noqa: E731
+            in_parts(parts, len(rows), rows.shape[1])
         return out
 
     @staticmethod
@@ -169,7 +205,17 @@ def dropout(x: Tensor, p: float, training: bool, of: Of = "sources") -> Tensor:
         return x
     if x.device.type != "cpu":
         return F.dropout(x, p, training=True)
-    return _drawn(x, min(round(p * LEVELS), LEVELS - 1), of)
+    return _drawn(x, level_of(p), of)
+
+
+def level_of(p: float) -> int:
+    """The probability in units of 1 / LEVELS."""
+    return min(round(p * LEVELS), LEVELS - 1)
+
+
+def draw_key() -> int | None:
+    """The key of a call by whole rows from 0 on, drawn from torch's generator; None where rows have positions of their own."""
+    return _key() if getattr(_scope, "draws", None) is None else None
 
 
 class Dropout(nn.Module):

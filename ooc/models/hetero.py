@@ -23,7 +23,7 @@ from ooc.models.builders import Model
 from ooc.models.dropout import dropout
 from ooc.models.hetero_convs import BlockHGTConv, BlockRGCNConv, Metadata, RSAGEConv, TypedRows
 from ooc.models.layers import DenseLayer, Norm, make_norm
-from ooc.models.memory_efficient import Relu
+from ooc.models.memory_efficient import Relu, activated
 from ooc.stores.errors import ConfigError
 
 HeteroModelName = Literal["rsage", "rgcn", "hgt"]
@@ -67,22 +67,28 @@ class HeteroLayer(nn.Module):
         self.skip = ModuleDict({name: nn.Linear(width, out_channels, bias=False) for name, width in wide.items()})
         self.activation = nn.Identity() if activation is None else activation
 
-    def forward(self, x: Mapping[str, Tensor], block: HeteroBlock) -> TypedRows:
-        x = {name: dropout(rows, self.dropout, self.training) for name, rows in x.items()}
-        return {name: self._finished(name, out, x[name]) for name, out in self.conv(x, block).items()}
+    def forward(
+        self, x: Mapping[str, Tensor], block: HeteroBlock, *, dropped: bool = False, drop_next: float = 0.0
+    ) -> TypedRows:
+        """Compute the layer. dropped, drop_next: as of `Layer.forward`."""
+        if not dropped:
+            x = {name: dropout(rows, self.dropout, self.training) for name, rows in x.items()}
+        return {name: self._finished(name, out, x[name], drop_next) for name, out in self.conv(x, block).items()}
 
-    def _finished(self, node_type: str, out: Tensor, x: Tensor) -> Tensor:
+    def _finished(self, node_type: str, out: Tensor, x: Tensor, drop_next: float) -> Tensor:
         """Apply norm, the residual of the type's input rows x, and activation."""
         if node_type in self.norm and len(out):
             out = self.norm[node_type](out)
         if self.residual:
             own = x[: len(out)]
             out = out + (self.skip[node_type](own) if node_type in self.skip else own)
-        result: Tensor = self.activation(out)
-        return result
+        return activated(self.activation, out, drop_next)
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}, residual={self.residual}"
+
+
+HeteroLayer.forward.drops_ahead = True  # type: ignore[attr-defined]
 
 
 class HeteroEncoder(nn.Module):

@@ -19,6 +19,7 @@ from torch_geometric.nn import BatchNorm
 from ooc.graph.aggregation import FirstInput, FirstLayerAggregates
 from ooc.graph.blocks import Block
 from ooc.models.dropout import dropout
+from ooc.models.memory_efficient import Relu, activated
 from ooc.stores.errors import ConfigError, InputError
 
 Norm = Literal["none", "batch", "layer"]
@@ -61,23 +62,29 @@ class Layer(nn.Module):
     def needs_initial(self) -> bool:
         return bool(getattr(self.conv, "needs_initial", False))
 
-    def forward(self, x: FirstInput, block: Block, initial: Tensor | None = None) -> Tensor:
-        if not isinstance(x, FirstLayerAggregates):
+    def forward(
+        self, x: FirstInput, block: Block, initial: Tensor | None = None, *, dropped: bool = False, drop_next: float = 0.0
+    ) -> Tensor:
+        """Compute the layer. dropped: the layer before has dropped x; drop_next: see `dropped_ahead`."""
+        if not isinstance(x, FirstLayerAggregates) and not dropped:
             x = dropout(x, self.dropout, self.training)
         out = self.convolved(x, block, initial)
-        return self.finished(out, x.self_row if isinstance(x, FirstLayerAggregates) else x[: block.num_dst])
+        return self.finished(out, x.self_row if isinstance(x, FirstLayerAggregates) else x[: block.num_dst], None, drop_next)
 
     def convolved(self, x: FirstInput, block: Block, initial: Tensor | None = None) -> Tensor:
         """Apply only the convolution, to rows after dropout: [num_dst, out_channels]."""
         out: Tensor = self.conv(x, block, initial) if self.needs_initial else self.conv(x, block)
         return out
 
-    def finished(self, out: Tensor, self_row: Tensor, norm: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Apply norm (or the given one), the residual of self_row [num_dst, in_channels], and activation."""
+    def finished(
+        self, out: Tensor, self_row: Tensor, norm: Callable[[Tensor], Tensor] | None = None, drop_next: float = 0.0
+    ) -> Tensor:
+        """Apply norm (or the given one), the residual of self_row [num_dst, in_channels], and activation; drop_next: see
+        `dropped_ahead`."""
         out = self.norm(out) if norm is None else norm(out)
         if self.residual:
             out = out + self.skip(self_row)
-        return self.activation(out)
+        return activated(self.activation, out, drop_next)
 
     def joined(self, neighbor: Tensor, self_row: Tensor, block: Block) -> Tensor:
         """Compute the layer from aggregated rows of the convolution's `narrowed` (after dropout); without a residual."""
@@ -92,6 +99,9 @@ class Layer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}, residual={self.residual}"
+
+
+Layer.forward.drops_ahead = True  # type: ignore[attr-defined]
 
 
 class DenseLayer(nn.Module):
@@ -161,16 +171,30 @@ def run_layers(
         out = encoder(out)
     if initial is None:
         initial = out.self_row if isinstance(out, FirstLayerAggregates) else out
+    ahead = [0.0] * len(layers) if between is not None else [*map(dropped_ahead, layers, layers[1:]), 0.0]
     for index, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
         extra = (initial[: block.num_dst],) if getattr(layer, "needs_initial", False) else ()
+        options: dict[str, Any] = {"drop_next": ahead[index]} if ahead[index] else {}
+        options |= {"dropped": True} if index and ahead[index - 1] else {}
         if checkpoint and torch.is_grad_enabled():
             contexts = lambda layer=layer: (nullcontext(), recording_nothing(layer))  # noqa: E731 - of computing and recomputing
-            out = recompute(layer, out, block, *extra, use_reentrant=False, context_fn=contexts)
+            out = recompute(layer, out, block, *extra, use_reentrant=False, context_fn=contexts, **options)
         else:
-            out = layer(out, block, *extra)
+            out = layer(out, block, *extra, **options)
         if between is not None and index + 1 < len(layers):
             out = between(index, out)
     return out if decoder is None else decoder(out)
+
+
+def dropped_ahead(layer: nn.Module, following: nn.Module) -> float:
+    """The dropout of the next layer's input that a layer is to do with its ReLU, in one pass; 0 where it cannot.
+
+    Results do not change. Rows that something else sees between the layers are not dropped yet: see `between` of `run_layers`.
+    """
+    one_pass = all(getattr(type(each).forward, "drops_ahead", False) for each in (layer, following))
+    if not (one_pass and isinstance(layer.activation, Relu) and following.training):
+        return 0.0
+    return float(getattr(following, "dropout", 0.0))
 
 
 def _check_input(num_layers: int, x: Input, blocks: Sequence[Any]) -> None:

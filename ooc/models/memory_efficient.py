@@ -2,6 +2,7 @@
 
 Autograd saves the input of every product. A GraphSAGE layer needs only the destinations' rows and the neighbors' means, and
 ReLU only which elements were positive, so the wide first-layer rows are freed before the backward pass. Results do not change.
+A ReLU that the next layer's dropout follows is computed with it, in one pass.
 """
 
 from typing import Any
@@ -16,6 +17,8 @@ from torch_geometric.utils import index_sort
 
 from ooc.graph.bag_sum import bag_sum
 from ooc.graph.blocks import pointers
+from ooc.models.dropout import draw_key, drop_positive, dropout, level_of, scale_of
+from ooc.runtime.parts import in_parts
 from ooc.stores.jit import kernel
 
 
@@ -118,6 +121,13 @@ def _take_uncut(grad: NDArray[np.float32], cut: NDArray[np.bool_], out: NDArray[
         out[i] = np.float32(0) if cut[i] else grad[i]
 
 
+@kernel
+def _scale_uncut(grad: NDArray[np.float32], cut: NDArray[np.bool_], scale: np.float32, out: NDArray[np.float32]) -> None:
+    """out = 0 where cut, else grad * scale."""
+    for i in range(len(grad)):
+        out[i] = np.float32(0) if cut[i] else grad[i] * scale
+
+
 class _Relu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -126,7 +136,8 @@ class _Relu(torch.autograd.Function):
             ctx.save_for_backward(x <= 0)
             return x.clamp_(min=0)
         cut = torch.empty(x.shape, dtype=torch.bool)
-        _cut_below(_flat(x), _flat(cut))
+        flat, below = _flat(x), _flat(cut)
+        in_parts(lambda at, end: _cut_below(flat[at:end], below[at:end]), len(flat))
         ctx.save_for_backward(cut)
         return x
 
@@ -137,18 +148,62 @@ class _Relu(torch.autograd.Function):
         if not _plain(grad):
             return grad.masked_fill(cut, 0)  # a product would turn inf * 0 into NaN
         out = torch.empty_like(grad)
-        _take_uncut(_flat(grad), _flat(cut), _flat(out))
+        given, below, found = _flat(grad), _flat(cut), _flat(out)
+        in_parts(lambda at, end: _take_uncut(given[at:end], below[at:end], found[at:end]), len(given))
         return out
+
+
+class _ReluDropout(torch.autograd.Function):
+    """See `drop_positive`; saves one byte per element, as ReLU alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, key: int, dropped: int) -> Tensor:
+        ctx.mark_dirty(x)
+        cut = torch.empty(x.shape, dtype=torch.bool)
+        flat, gone, stream, scale = _flat(x), _flat(cut), np.uint64(key), scale_of(dropped)
+        in_parts(lambda at, end: drop_positive(stream, at, dropped, scale, flat[at:end], gone[at:end]), len(flat))
+        ctx.save_for_backward(cut)
+        ctx.scale = scale
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (cut,), scale = ctx.saved_tensors, ctx.scale
+        out = torch.empty(grad.shape, dtype=grad.dtype)
+        given, gone, found = _flat(grad.contiguous()), _flat(cut), _flat(out)
+        in_parts(lambda at, end: _scale_uncut(given[at:end], gone[at:end], scale, found[at:end]), len(given))
+        return out, None, None
+
+
+def relu_dropout(x: Tensor, p: float) -> Tensor:
+    """ReLU and then `ooc.models.dropout.dropout` in training: in one pass and in place where it can be, with the same bits."""
+    key = draw_key() if _plain(x) and not torch.compiler.is_compiling() else None
+    if key is None:
+        return dropout(relu(x), p, training=True)
+    out: Tensor = _ReluDropout.apply(x, key, level_of(p))  # type: ignore[no-untyped-call]
+    return out
+
+
+def relu(x: Tensor) -> Tensor:
+    """In-place ReLU that saves one byte per element."""
+    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and x.requires_grad):
+        return x.relu_()
+    out: Tensor = _Relu.apply(x)  # type: ignore[no-untyped-call]
+    return out
 
 
 class Relu(nn.Module):
-    """In-place ReLU that saves one byte per element."""
+    """`relu` as a module."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and x.requires_grad):
-            return x.relu_()
-        out: Tensor = _Relu.apply(x)  # type: ignore[no-untyped-call]
-        return out
+        return relu(x)
+
+
+def activated(activation: nn.Module, x: Tensor, drop_next: float) -> Tensor:
+    """The activation, and after a `Relu` the next layer's dropout with it; see `ooc.models.layers.dropped_ahead`."""
+    out: Tensor = relu_dropout(x, drop_next) if drop_next else activation(x)
+    return out
 
 
 def memory_efficient_here(x: Tensor) -> bool:

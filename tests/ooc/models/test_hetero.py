@@ -12,6 +12,7 @@ from torch_geometric.nn import FastRGCNConv, GraphSAGE, HeteroConv, HGTConv, RGC
 
 from ooc.models.hetero import HeteroEncoder, HeteroLayer, build_hetero_model, full_hetero_blocks, table_width
 from ooc.models.hetero_convs import BlockHGTConv, BlockRGCNConv, RSAGEConv
+from ooc.models.layers import dropped_ahead
 from ooc.models.user_models import forward_batch
 from ooc.stores.errors import ConfigError, InputError
 from tests.ooc.hetero_batches import NODES, WIDTHS, full_neighborhood, hetero_data, sizes
@@ -220,6 +221,21 @@ def test_recomputed_activations_change_no_gradient(name: str) -> None:
         model(data.x_dict, blocks, checkpoint).square().sum().backward()
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("name", ["rsage", "rgcn"])
+def test_dropout_with_the_relu_before_it_changes_nothing(name: str) -> None:
+    data = hetero_data(5)
+    model = build_hetero_model(name, WIDTHS, 8, 3, data.metadata(), "paper", dropout=0.5, norm="layer")
+    blocks, results = full_hetero_blocks(data.edge_index_dict, sizes(data), 2), []
+    assert dropped_ahead(*model.layers) == 0.5
+    for between in (None, lambda index, out: out):
+        model.zero_grad()
+        torch.manual_seed(0)
+        out = model(data.x_dict, blocks, between=between)
+        out.square().sum().backward()
+        results.append([out, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 def test_a_type_in_which_no_edge_type_ends() -> None:

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from ooc.graph.blocks import Block
+from ooc.models import memory_efficient
 from ooc.models.builders import build_model, full_blocks
-from ooc.models.layers import run_layers
+from ooc.models.layers import Layer, run_layers
 from ooc.stores.errors import ConfigError, InputError
 from tests.ooc.graphs import hub_graph, sample
 
@@ -35,6 +37,49 @@ def test_checkpointing_changes_nothing(name: str, norm: str) -> None:
     (out_a, grad_a, state_a), (out_b, grad_b, state_b) = results
     assert torch.equal(out_a, out_b)
     assert all(torch.equal(a, b) for a, b in zip(grad_a + state_a, grad_b + state_b, strict=True))
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_dropout_with_the_relu_before_it_changes_nothing(monkeypatch: pytest.MonkeyPatch, name: str, checkpoint: bool) -> None:
+    """What is seen between the layers is not dropped yet, and then the two are computed one after the other."""
+    batch, model = batch_and_model(name, dropout=0.5, norm="layer", residual=True)
+    fused, one_pass = [0], memory_efficient.relu_dropout
+
+    def counted(x: Tensor, p: float) -> Tensor:
+        fused[0] += 1
+        return one_pass(x, p)
+
+    monkeypatch.setattr(memory_efficient, "relu_dropout", counted)
+    results = []
+    for between in (None, lambda index, out: out):
+        model.zero_grad()
+        torch.manual_seed(7)
+        out = model(batch.x, batch.blocks, checkpoint=checkpoint, between=between)
+        out.square().sum().backward()
+        results.append([out, *(p.grad.clone() for p in model.parameters()), torch.get_rng_state()])
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+    assert fused[0] == (0 if name == "gat" else 1 + checkpoint)
+    model.eval()
+    assert torch.equal(model(batch.x, batch.blocks), model(batch.x, batch.blocks, between=lambda index, out: out))
+
+
+class Own(Layer):
+    """Whose forward knows nothing of it."""
+
+    def forward(self, x: Tensor, block: Block) -> Tensor:
+        return super().forward(x, block)
+
+
+def test_layers_with_a_forward_of_their_own_drop_themselves() -> None:
+    batch, model = batch_and_model("sage", dropout=0.5)
+    results = []
+    for kinds in ((Layer, Layer), (Own, Layer), (Layer, Own)):
+        for layer, kind in zip(model.layers, kinds, strict=True):
+            layer.__class__ = kind
+        torch.manual_seed(7)
+        results.append(model(batch.x, batch.blocks))
+    assert all(torch.equal(each, results[0]) for each in results)
 
 
 def test_checkpointing_keeps_less() -> None:

@@ -7,8 +7,11 @@ from torch import Tensor, nn
 
 from ooc.graph.blocks import Block
 from ooc.models.builders import full_blocks
+from ooc.models.dropout import dropout
 from ooc.models.layers import autocast
-from ooc.models.memory_efficient import Relu, sage_layer, sum_of_products
+from ooc.models.memory_efficient import Relu, relu, relu_dropout, sage_layer, sum_of_products
+from ooc.runtime import parts
+from ooc.runtime.restoring import settings_restored
 
 N, E, WIDE, OUT = 40, 300, 7, 5
 
@@ -91,3 +94,34 @@ def test_relu_stops_infinite_gradients_where_the_number_was_cut() -> None:
     x = torch.tensor([-1.0, 0.0, 2.0], requires_grad=True)
     Relu()(x * 1).backward(torch.full((3,), torch.inf))
     assert x.grad.tolist() == [0, 0, torch.inf]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.1, 0.5])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_relu_with_dropout_in_one_pass_is_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, p: float, threads: int
+) -> None:
+    """To the bit, of NaN and infinite numbers and gradients too; in float32 it keeps a byte a number and nothing else."""
+    monkeypatch.setattr(parts, "LEAST", 50)
+    torch.manual_seed(1)
+    base, grad = torch.randn(N, WIDE).to(dtype), torch.randn(N, WIDE).to(dtype)
+    base[0, :5] = torch.tensor([0.0, -0.0, float("nan"), float("inf"), -float("inf")])
+    grad[1, :3] = torch.tensor([float("nan"), float("inf"), -0.0])
+    found, kept = [], list[Tensor]()
+    with settings_restored():
+        torch.set_num_threads(threads)
+        for both in (lambda x: relu_dropout(x, p), lambda x: dropout(relu(x), p, training=True)):
+            torch.manual_seed(5)
+            x = base.clone().requires_grad_()
+            kept.clear()
+            with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each) or each, lambda each: each):
+                out = both(x * 1)
+            out.backward(grad)
+            found.append((out.detach(), x.grad, torch.get_rng_state()))
+            if dtype == torch.float32:
+                assert [each.dtype for each in kept if each.numel() > 1] == [torch.bool]
+    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(*found, strict=True))
+    with torch.no_grad():
+        torch.manual_seed(5)
+        assert torch.equal(relu_dropout(base.clone(), p).view(torch.uint8), found[0][0].view(torch.uint8))
