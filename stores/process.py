@@ -1,10 +1,17 @@
 """The process's memory: what it uses, and what the machine has available."""
 
+import ctypes
+import mmap
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 _CGROUP = Path("/sys/fs/cgroup")
+_SMAPS = Path("/proc/self/smaps")
+_released_at: dict[str, int] = {}
+"""how many modules were imported when pages of libraries were last released"""
 
 
 @dataclass(frozen=True)
@@ -20,7 +27,11 @@ class ProcessMemory:
 
     @classmethod
     def measure(cls, limit: int | None) -> Self:
-        """Measure the process; without a limit, it may use half of what the machine has available."""
+        """Measure the process; without a limit, it may use half of what the machine has available.
+
+        What importing libraries alone needed of their files does not count: see `release_library_pages`.
+        """
+        release_library_pages()
         baseline, _ = resident_bytes()
         if limit is None:
             return cls(baseline + available_bytes() // 2, baseline, "(half of what is available)")
@@ -37,6 +48,39 @@ def resident_bytes() -> tuple[int, int]:
             elif line.startswith(b"VmHWM:"):
                 high = int(line.split()[1]) * 1024
     return now, max(now, high)
+
+
+def release_library_pages() -> None:
+    """Take the pages of shared libraries out of the process; those in use come back from the page cache, some at a time.
+
+    Importing touches most pages of torch and LLVM once, 150 MB, and few of them again. Released are mappings of a library's
+    code and constants that nothing was written to: they hold the file's bytes. Nothing happens where no module was imported
+    since the last time, as pages that came back are in use, or where the kernel lists no mappings.
+    """
+    madvise, imported = getattr(ctypes.CDLL(None), "madvise", None), len(sys.modules)
+    if madvise is None or not _SMAPS.exists() or imported == _released_at.get("modules"):
+        return
+    _released_at["modules"] = imported
+    for begin, end in _library_pages(_SMAPS.read_bytes()):
+        madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+
+
+def _library_pages(smaps: bytes) -> Iterator[tuple[int, int]]:
+    """(begin, end) of the mappings in `smaps` that no byte was written to, of files that are mapped as code."""
+    unwritten: list[tuple[bytes, bytes]] = []
+    code: set[bytes] = set()
+    span = file = b""
+    for line in smaps.splitlines():
+        words = line.split(maxsplit=5)
+        if not words[0].endswith(b":"):  # a mapping: span, mode, offset, device, inode, path if it is of a file
+            span, file = words[0], words[5] if len(words) > 5 and words[1] in (b"r-xp", b"r--p") else b""
+            code |= {file} if words[1] == b"r-xp" else set()
+        elif words[0] == b"Anonymous:" and words[1] == b"0" and file.startswith(b"/"):
+            unwritten.append((file, span))
+    for file, span in unwritten:
+        if file in code:
+            begin, end = span.split(b"-")
+            yield int(begin, 16), int(end, 16)
 
 
 def available_bytes() -> int:

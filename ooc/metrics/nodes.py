@@ -1,4 +1,4 @@
-"""Losses and scores of classes by task: torch's functional losses for training, torchmetrics for scores.
+"""Losses and scores of classes by task.
 
 The labels may be of nodes, edges or graphs; `ooc.metrics.tasks` has the loss and scores of any labels. Tasks are "multiclass"
 (labels int64[b], logits [b, C]), "binary" (labels [b], logits [b, 1]) and "multilabel" (labels and logits [b, C]). Labels below
@@ -6,16 +6,13 @@ The labels may be of nodes, edges or graphs; `ooc.metrics.tasks` has the loss an
 """
 
 import math
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection, classification
 
+from ooc.metrics.class_scores import ClassCounts, ExactRanking
 from ooc.metrics.losses import LabelLoss
 from ooc.stores.errors import ConfigError
 
@@ -32,9 +29,7 @@ _OUTER = BINS // 8
 
 DEFAULT_MONITOR = {"multiclass": "accuracy", "binary": "auroc", "multilabel": "auroc"}
 
-_METRICS = {"accuracy": "Accuracy", "precision": "Precision", "recall": "Recall", "f1": "F1Score"}
-_RANKING = {"auroc": "AUROC", "average_precision": "AveragePrecision"}
-"""our names of scores and torchmetrics', whose classes have the task before it"""
+_RANKING = ("auroc", "average_precision")
 _AVERAGED = ("precision", "recall", "f1")
 
 
@@ -45,7 +40,7 @@ def metric_names(task: str) -> list[str]:
     ['loss', 'accuracy', 'precision', 'recall', 'f1', 'auroc', 'average_precision']
     """
     if task == "binary":
-        return ["loss", *_METRICS, *_RANKING]
+        return ["loss", "accuracy", *_AVERAGED, *_RANKING]
     averaged = [f"{name}_{average}" for name in _AVERAGED for average in ("macro", "micro")]
     return ["loss", "accuracy", *averaged, *_RANKING]
 
@@ -138,27 +133,6 @@ def class_weights(setting: str | list[float], task: str, num_classes: int, label
     return weights.float()
 
 
-def _metrics(task: str, num_classes: int) -> tuple[MetricCollection, MetricCollection]:
-    """Return the metrics of predicted labels, and the exact per-class ranking metrics."""
-    # A run has all nodes, also where the program that calls it has a process group: nothing is gathered from other ranks.
-    options: dict[str, Any] = {"validate_args": False, "sync_on_compute": False}
-    if task != "binary":
-        options["num_classes" if task == "multiclass" else "num_labels"] = num_classes
-    if task == "multilabel":
-        options["ignore_index"] = -1  # the others drop unknown labels earlier
-
-    def metric(name: str, **average: str) -> Metric:
-        return getattr(classification, task.capitalize() + (_METRICS | _RANKING)[name])(**options, **average)
-
-    chosen: dict[str, Metric | MetricCollection]
-    if task == "binary":
-        chosen = {name: metric(name) for name in _METRICS}
-        return MetricCollection(chosen), MetricCollection({name: metric(name) for name in _RANKING})
-    chosen = {f"{name}_{average}": metric(name, average=average) for name in _AVERAGED for average in ("macro", "micro")}
-    chosen["accuracy"] = metric("accuracy", average="micro")  # over nodes, or over single labels
-    return MetricCollection(chosen), MetricCollection({name: metric(name, average="none") for name in _RANKING})
-
-
 class BinnedRanking:
     """AUROC and average precision per class from histograms of log-odds, int64[2, C, BINS], for any number of seeds.
 
@@ -216,24 +190,6 @@ def log_odds(logits: Tensor, task: str) -> Tensor:
     return log_p - rest.scatter(1, best, others)
 
 
-@contextmanager
-def _plain_counts() -> Iterator[None]:
-    """Have torchmetrics count by `torch.bincount`, whose integers do not depend on any order.
-
-    With deterministic algorithms on, it would compare every label with all pairs of classes: int64[n, C * C], a gigabyte for
-    100,000 nodes and 40 classes.
-    """
-    deterministic, warn_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    torch.use_deterministic_algorithms(False)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-
-
 class Scores:
     """Scores of a task, collected batch by batch: loss, accuracy, precision, recall, F1, AUROC, average precision.
 
@@ -243,10 +199,9 @@ class Scores:
 
     def __init__(self, task: str, num_classes: int, count: int, device: torch.device | str = "cpu") -> None:
         self.task, self._channels = task, out_channels(task, num_classes)
-        metrics, exact = _metrics(task, num_classes)
-        self._metrics = metrics.to(device)
+        self._counts = ClassCounts(task, self._channels, device)
         binned = count * self._channels > EXACT_SCORES
-        self._ranking = BinnedRanking(self._channels, device) if binned else exact.to(device)
+        self._ranking = BinnedRanking(self._channels, device) if binned else ExactRanking(task, self._channels)
         self._loss, self._loss_sum, self._known = Loss(task), 0.0, 0
         self._positives = torch.zeros(self._channels, dtype=torch.int64, device=device)
         self._negatives = torch.zeros_like(self._positives)
@@ -278,8 +233,7 @@ class Scores:
             known = torch.ones_like(positive)
         self._positives += (positive & known).sum(0)
         self._negatives += (~positive & known).sum(0)
-        with _plain_counts():
-            self._metrics.update(probability, target)
+        self._counts.update(probability, target)
         if isinstance(self._ranking, BinnedRanking):
             self._ranking.update(log_odds(logits, self.task).view_as(positive), positive, known)
         else:
@@ -289,11 +243,8 @@ class Scores:
         """Return every score, None if it is undefined (no known label, no class with both kinds, or NaN)."""
         if not self._known:
             return dict.fromkeys(metric_names(self.task))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # classes absent from a split are excluded from the means
-            values = {name: float(value) for name, value in self._metrics.compute().items()}
-            ranking = self._ranking.compute()
+        values = {name: float(value) for name, value in self._counts.compute().items()}
         both = (self._positives > 0) & (self._negatives > 0)
-        values |= {name: float(value.view(-1)[both].mean()) for name, value in ranking.items()}
+        values |= {name: float(value[both].mean()) for name, value in self._ranking.compute().items()}
         values["loss"] = self._loss_sum / self._known
         return {name: values[name] if values[name] == values[name] else None for name in metric_names(self.task)}

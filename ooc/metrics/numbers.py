@@ -6,7 +6,6 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
 
 from ooc.metrics.losses import LabelLoss
 
@@ -81,12 +80,7 @@ class RegressionScores:
 
     def __init__(self, targets: int, loss: RegressionLoss, device: torch.device | str = "cpu") -> None:
         self._targets, self._loss, self._loss_sum, self._known = targets, loss, 0.0, 0
-        # A run has all rows, also where the program that calls it has a process group: nothing is gathered from other ranks.
-        made: dict[str, Metric] = {
-            "mse": MeanSquaredError(sync_on_compute=False),
-            "mae": MeanAbsoluteError(sync_on_compute=False),
-        }
-        self._metrics = {name: each.set_dtype(torch.float64).to(device) for name, each in made.items()}
+        self._squares, self._sizes = torch.zeros(2, dtype=torch.float64, device=device)
         self._r2 = DeterminationScore(targets, device)
 
     def update(self, outputs: Tensor, labels: Tensor) -> None:
@@ -104,15 +98,16 @@ class RegressionScores:
         self._known += count
         self._loss_sum += float(self._loss.part(outputs, labels))
         outputs, labels = outputs.double(), labels.double()
-        for each in self._metrics.values():
-            each.update(outputs[known], labels[known])
+        error = outputs[known] - labels[known]
+        self._squares += (error * error).sum()
+        self._sizes += error.abs().sum()
         self._r2.update(outputs, labels, known)
 
     def compute(self) -> dict[str, float | None]:
         """Return every score, None if it is undefined: no known target, none that varies (r2), or no finite number."""
         if not self._known:
             return dict.fromkeys(SCORES)
-        values = {name: float(each.compute()) for name, each in self._metrics.items()}
+        values = {"mse": float(self._squares) / self._known, "mae": float(self._sizes) / self._known}
         values |= {"loss": self._loss_sum / self._known, "r2": self._r2.compute()}
         values["rmse"] = math.sqrt(values["mse"]) if values["mse"] >= 0 else math.nan
         return {name: values[name] if math.isfinite(values[name]) else None for name in SCORES}

@@ -34,6 +34,7 @@ class Purpose(IntEnum):
     RANKING = 9
     TABLE = 10
     SPLIT = 11
+    VARIATE = 12
 
 
 def mix(value: int) -> int:

@@ -10,33 +10,50 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, contextmanager
+from enum import IntEnum
 from typing import NamedTuple, Self
 
 from ooc.stores.process import resident_bytes
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8  # malloc.h
 _REST = 4
 """calls to skip after returning memory, because if it is all in use, checking again soon is useless"""
-_KEEP = {_M_MMAP_THRESHOLD: 2**25, _M_TRIM_THRESHOLD: 2**26, _M_ARENA_MAX: 1}
+_SYSTEMS = 65_536
+"""glibc's own number of blocks that may be the system's"""
+_KEEP = {_M_MMAP_THRESHOLD: 2**25, _M_TRIM_THRESHOLD: 2**26, _M_MMAP_MAX: _SYSTEMS, _M_ARENA_MAX: 1}
 """freed blocks below the first limit (glibc's largest) are cached, up to the second at the end of an arena"""
-_RETURN = {_M_MMAP_THRESHOLD: 2**20, _M_TRIM_THRESHOLD: 2**20}
-_policy: list[bool] = []
+_KEEP_ALL = {_M_MMAP_THRESHOLD: 2**25, _M_TRIM_THRESHOLD: 2**31 - 1, _M_MMAP_MAX: 0, _M_ARENA_MAX: 1}
+"""larger ones too: none is the system's"""
+_RETURN = {_M_MMAP_THRESHOLD: 2**20, _M_TRIM_THRESHOLD: 2**20, _M_MMAP_MAX: _SYSTEMS}
+
+
+class Blocks(IntEnum):
+    """What the C library does with freed blocks of 1 MiB and more; true where it caches some."""
+
+    RETURN = 0
+    KEEP = 1
+    """those below 32 MiB are cached"""
+    KEEP_ALL = 2
+
+
+_policy: list[Blocks] = []
 """what `keep_large_blocks` was called with last; the C library cannot be asked"""
 
 
-def keep_large_blocks(keep: bool) -> bool:
-    """Make the C library cache freed blocks below 32 MiB, or return those of 1 MiB and more to the system.
+def keep_large_blocks(keep: bool | Blocks) -> bool:
+    """Make the C library cache freed blocks, or return those of 1 MiB and more to the system; True is `Blocks.KEEP`.
 
     Set by whoever opens a run or begins an epoch; it applies to the process until it is set again. Returns whether it could be
     set. Fresh activation blocks cost a page fault every 4 KiB and contend with loader threads for the memory lock: caching
     makes a step a third faster (measured), with one arena, because each fragments. Where the memory is full, blocks are
     returned: glibc alone raises its threshold to the largest block freed and caches such blocks in per-thread arenas, which
     fragment because batches are freed in other threads than they are allocated in. A fixed threshold lowers the peak by 100 MB
-    (measured).
+    (measured). Blocks of 32 MiB, the rows of 32,768 destinations, are cached only where the memory has no limit.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    _policy[:] = [keep]
-    return mallopt is not None and all(mallopt(*each) for each in (_KEEP if keep else _RETURN).items())
+    _policy[:] = [Blocks(keep)]
+    chosen = {Blocks.RETURN: _RETURN, Blocks.KEEP: _KEEP, Blocks.KEEP_ALL: _KEEP_ALL}[Blocks(keep)]
+    return mallopt is not None and all(mallopt(*each) for each in chosen.items())
 
 
 @contextmanager

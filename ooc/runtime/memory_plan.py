@@ -18,8 +18,9 @@ from ooc.stores.sizes import format_bytes
 
 LEAST_BATCH = 2**20
 """bytes: a limit that leaves less than this for a batch is refused"""
-RUNTIME_BYTES = 150_000_000
-"""for what libraries allocate at first use (kernels they compile, threads' stacks and arenas), after `baseline`"""
+RUNTIME_BYTES = 190_000_000
+"""for what libraries allocate at first use (kernels they compile, threads' stacks and arenas), after `baseline`, and for 40 MB
+of their own pages that come back then (see `ooc.stores.process.release_library_pages`)"""
 SCRATCH_BYTES = 64 * 2**20
 """for the buffers of reads in flight; for arrays in other formats, two copies of a block of 16 MiB"""
 SHARES = 5

@@ -1,5 +1,7 @@
 """Available memory: within what the machine has, and within every control group's limit."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,39 @@ def test_the_legacy_control_group_limit_counts(tmp_path: Path, monkeypatch: pyte
         (folder / "memory.stat").write_text("rss 1\ntotal_rss 2000000\n")
     monkeypatch.setattr(process, "_CGROUP", tmp_path)
     assert process._legacy_headroom(["5:cpu:/", "4:memory:/job"]) == [3000000, 9223372036852771712]
+
+
+SMAPS = b"""\
+1000-3000 r-xp 00000000 fe:00 7   /usr/lib/with space.so
+Rss:  8 kB
+Anonymous:             0 kB
+3000-4000 r--p 00000000 fe:00 7   /usr/lib/with space.so
+Anonymous:             0 kB
+4000-5000 r--p 00000000 fe:00 7   /usr/lib/with space.so
+Anonymous:             4 kB
+5000-6000 rw-p 00000000 fe:00 7   /usr/lib/with space.so
+Anonymous:             0 kB
+6000-7000 r--p 00000000 fe:00 8   /home/rows.bin
+Anonymous:             0 kB
+7000-8000 r--s 00000000 fe:00 7   /usr/lib/with space.so
+Anonymous:             0 kB
+8000-9000 r-xp 00000000 00:00 0
+Anonymous:             0 kB
+9000-a000 r-xp 00000000 00:00 0   [vdso]
+Anonymous:             0 kB
+"""
+
+
+def test_only_unwritten_pages_of_libraries_are_released() -> None:
+    assert list(process._library_pages(SMAPS)) == [(0x1000, 0x3000), (0x3000, 0x4000)]
+
+
+def test_measuring_does_not_count_what_imports_needed_once() -> None:
+    code = (
+        "import llvmlite.binding as llvm\n"
+        "from ooc.stores.process import ProcessMemory, resident_bytes\n"
+        "before, measured = resident_bytes()[0], ProcessMemory.measure(10**9).baseline\n"
+        "print(before - measured > 10_000_000, llvm.parse_assembly('define void @f() { ret void }').get_function('f').name)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "f"]

@@ -3,12 +3,13 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from ooc.runtime import memory
-from ooc.runtime.memory import MemoryMeter, Tidy
+from ooc.runtime.memory import MemoryMeter, Tidy, block_policy_restored, keep_large_blocks, return_freed
 from ooc.stores.process import resident_bytes
 
 pytestmark = pytest.mark.alone
@@ -16,6 +17,15 @@ pytestmark = pytest.mark.alone
 SIZE = 200_000_000
 SLACK = 40_000_000
 MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def _freed_blocks_are_returned() -> Iterator[None]:
+    """Whatever a test before has the C library do with them: a block that it kept would be used again, and show nowhere."""
+    with block_policy_restored():
+        keep_large_blocks(False)
+        return_freed()
+        yield
 
 
 def test_a_block_that_allocates_and_frees_shows_in_the_peak_alone() -> None:
@@ -116,6 +126,11 @@ assert faults[0] > 100 and max(faults[1:5]) < 10 and min(faults[5:]) > 100, faul
 
 def test_a_large_block_is_kept_for_its_next_use() -> None:
     subprocess.run([sys.executable, "-c", _KEPT_BLOCKS], check=True)
+
+
+def test_blocks_above_32_mib_are_kept_where_all_are() -> None:
+    script = _KEPT_BLOCKS.replace("24 *", "96 *").replace("import keep", "import Blocks, keep")
+    subprocess.run([sys.executable, "-c", script.replace("(True, False)", "(Blocks.KEEP_ALL, Blocks.KEEP)")], check=True)
 
 
 def test_a_large_block_goes_back_to_the_system_when_freed() -> None:

@@ -61,7 +61,7 @@ def test_the_table_names_every_part():
 
 def test_the_refusal_names_what_stays():
     with pytest.raises(
-        BudgetError, match=r"500 MB of memory leaves nothing .* process 600 MB, labels 64 MB, libraries 150 MB and .* at least"
+        BudgetError, match=r"500 MB of memory leaves nothing .* process 600 MB, labels 64 MB, libraries 190 MB and .* at least"
     ):
         divide(5 * 10**8, baseline=6 * 10**8, labels=64 * 10**6)
 
