@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ooc.runtime.lazy_imports import keep_old_names, lazy_exports
+from ooc.runtime.lazy_imports import defer_modules, keep_old_names, lazy_exports
 from ooc.stores.errors import BudgetError, ConfigError, InputError, OocError, StoreError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ooc.runtime.memory import MemoryMeter
     from ooc.runtime.version import __version__
     from ooc.sampling.edge_split import EdgeSplit
+    from ooc.sampling.labor import Labor
     from ooc.sampling.negatives import GivenNegatives, HistoricalNegatives, RandomNegatives, TgbNegatives
     from ooc.stores.dataset import Dataset
     from ooc.stores.growth.append import AppendResult
@@ -59,6 +60,7 @@ __all__ = [
     "HGTLoader",
     "HistoricalNegatives",
     "InputError",
+    "Labor",
     "LinkConfig",
     "LinkNeighborLoader",
     "MemoryMeter",
@@ -97,6 +99,8 @@ __all__ = [
     "write_report",
 ]
 
+# PyG imports its data sets, and pandas and pyarrow with them; numba imports scipy.linalg to see whether it is there.
+defer_modules(["torch_geometric.datasets", "scipy.linalg"])
 keep_old_names(
     {
         "ooc.progress": "ooc.training.watchers",
@@ -119,6 +123,7 @@ __getattr__ = lazy_exports(
         "GivenNegatives": "ooc.sampling.negatives",
         "GraphLoader": "ooc.loading.graph_loader",
         "HistoricalNegatives": "ooc.sampling.negatives",
+        "Labor": "ooc.sampling.labor",
         "LinkConfig": "ooc.config.links",
         "LinkNeighborLoader": "ooc.loading.link_neighbor_loader",
         "MemoryMeter": "ooc.runtime.memory",

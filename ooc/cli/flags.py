@@ -154,6 +154,7 @@ INGEST = [
     Flag("edge_split", "COLUMN", "Split column of the edge table (train, val, test), or boolean ones."),
     Flag("header", None, "Whether text tables start with a header line; by default detected."),
     Flag("id_type", "auto|int|str", "Type of the ids. [auto]"),
+    Flag("edge_ids", None, "Store each edge's position in the input, by which it has features (8 bytes an edge). [on]"),
     Flag("undirected", None, "Add the reverse of every edge."),
     Flag("reverse", None, "Add a reverse edge type rev_NAME to every edge type."),
     Flag("drop_duplicates", None, "Keep the first of equal edges."),

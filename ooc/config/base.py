@@ -177,8 +177,8 @@ class RunConfig(BaseModel):
     )
     log: Annotated[list[Literal["tensorboard", "wandb", "mlflow"]], BeforeValidator(_numbers)] = Field(
         default_factory=list,
-        description="Log losses and scores to tensorboard (files in the run's directory), wandb or mlflow; several: "
-        "tensorboard,wandb. Each needs the extra of its name, as in ooc[wandb].",
+        description="Log losses and scores to tensorboard (in the run's directory), wandb, mlflow; several: "
+        "tensorboard,wandb. Each needs the extra of its name: ooc[wandb].",
     )
     tensorboard: bool = Field(default=False, description="The same as --log tensorboard.")
 

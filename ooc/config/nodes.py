@@ -17,13 +17,15 @@ _DEFAULT_LAYERS = 2
 _DEFAULT_FANOUT = 10
 _PARTS = ("parts", "parts_per_batch")
 OWN = {
-    "sampled": ("replace", "weight_attr"),
+    "sampled": ("sampler", "layer_dependency", "batch_dependency", "importance", "replace", "weight_attr"),
     "cluster": _PARTS,
     "saint": ("saint", "roots", "walk_length", "saint_coverage"),
     "history": (*_PARTS, "history", "history_dtype", "history_lag", "refresh", "drift_tolerance"),
 }
 """settings that apply to that mode only, or to several of these"""
 _BUILT_IN = ("sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp", "sgc", "rsage", "rgcn", "hgt")
+OF_LABOR = ("layer_dependency", "batch_dependency", "importance")
+"""settings that apply to sampler = labor only"""
 OF_MODEL = {
     "heads": ("gat", "hgt"),
     "output_heads": ("gat",),
@@ -82,7 +84,7 @@ class NodeConfig(ModelConfig):
     num_bases: Positive | None = Field(
         default=None, description="Bases of the edge types' matrices (rgcn); by default 30, if there are more edge types."
     )
-    plan: bool = Field(default=True, description="Predict the run before it starts, from a profile of a few seconds.")
+    plan: bool = Field(default=False, description="Predict the run before it starts, from a profile of a few seconds.")
 
 
 class TrainConfig(NodeConfig):
@@ -131,6 +133,19 @@ class TrainConfig(NodeConfig):
         "repeatable.",
     )
     eval_fanout: FanOuts = Field(default_factory=list, description="In-neighbors sampled for evaluation; by default --fanout.")
+    sampler: Literal["neighbor", "labor"] = Field(
+        default="neighbor",
+        description="labor: nodes of a batch share neighbors.",
+    )
+    layer_dependency: bool = Field(default=False, description="Layers share neighbors too (labor).")
+    batch_dependency: Positive = Field(
+        default=1, description="Over how many consecutive batches neighbors are shared (labor), such as 64."
+    )
+    importance: Annotated[int, Field(ge=0)] | Literal["*"] = Field(
+        default=0,
+        description="Iterations, or * until they converge, after which neighbors that many nodes of a batch have in common are "
+        "drawn more often (labor).",
+    )
     replace: bool = Field(default=False, description="Sample with replacement.")
     weight_attr: str | None = Field(default=None, description="Edge column with sampling weights.")
     batch_size: Positive = Field(default=1024, description="Seeds per batch.")
@@ -190,6 +205,7 @@ class TrainConfig(NodeConfig):
             unused.append("fanout")
         if unused:
             raise ValueError(f"{unused[0]} does not apply to mode {self.mode}: leave it out, or use another mode")
+        self._check_labor()
         if self.saint != "walk" and changed(self, "walk_length"):
             raise ValueError(f"walk_length does not apply to saint = {self.saint}: leave it out")
         if self.evaluate == "layerwise" and (self.eval_fanout, self.eval_batch_size) != (self.fanout, self.batch_size):
@@ -201,12 +217,22 @@ class TrainConfig(NodeConfig):
             raise ValueError("drift_tolerance applies to refresh = auto only: set that too, or leave it out")
         return self
 
+    def _check_labor(self) -> None:
+        unused = changed(self, *OF_LABOR)
+        if self.sampler != "labor" and unused:
+            raise ValueError(f"{unused[0]} applies to sampler = labor only: set that too, or leave it out")
+        if self.sampler == "labor" and self.replace:
+            raise ValueError("replace does not apply to sampler = labor: leave it out")
+        if self.importance != 0 and self.weight_attr is not None:
+            raise ValueError("importance cannot be combined with weight_attr: leave one of them out")
+
     @property
     def batches(self) -> str:
         parts = f"{self.parts_per_batch:,} part{'s' * (self.parts_per_batch != 1)} per batch"
         steps = f" of {self.walk_length}" if self.saint == "walk" else ""
+        labor = "LABOR, " if self.sampler == "labor" else ""
         return {
-            "sampled": f"fan-out {fanout_text(self.fanout)}, batches of {self.batch_size:,}",
+            "sampled": f"{labor}fan-out {fanout_text(self.fanout)}, batches of {self.batch_size:,}",
             "cluster": f"clusters, {parts}",
             "saint": f"GraphSAINT, {self.roots:,} {self.saint}s{steps} per batch",
             "history": f"{'histories' if self.history == 'kept' else 'zeros instead of histories'}, {parts}",

@@ -8,8 +8,8 @@ Topics = Mapping[str, tuple[str, str]]
 TRAIN: Topics = {
     "Run": ("store out config resume seed log", "grown plan tensorboard checkpoint_every"),
     "Mode and batches": (
-        "mode fanout batch_size window num_neighbors",
-        "stride by strategy replace weight_attr shuffle_block accumulate",
+        "mode fanout batch_size sampler window num_neighbors",
+        "layer_dependency batch_dependency importance stride by strategy replace weight_attr shuffle_block accumulate",
     ),
     "Subgraphs (--mode cluster, saint, history)": ("", "parts parts_per_batch saint roots walk_length saint_coverage"),
     "Histories (--mode history)": ("", "history history_dtype history_lag refresh drift_tolerance"),
@@ -41,7 +41,7 @@ TRAIN: Topics = {
 INGEST: Topics = {
     "Edges": (
         "edges src dst weight time edge_features edge_label edge_split undirected reverse drop_missing",
-        "time_unit header id_type drop_duplicates drop_self_loops",
+        "time_unit header id_type drop_duplicates drop_self_loops edge_ids",
     ),
     "Nodes": ("nodes id label split x_cols", "task one_hot codes birth num_nodes"),
     "Many graphs": ("graph_id graphs graph_label graph_split", ""),

@@ -31,13 +31,15 @@ _FEW = 64
 """destinations with at most this many edges are sorted by insertion"""
 _AHEAD, _LINE = 8, 16
 """entries between prefetching a sum and adding to it; float32 per cache line"""
+_ROWS_AHEAD, _LINE_BYTES = 12, 64
+"""edges between prefetching a source's row and adding it; bytes of a cache line"""
 
 
 class FirstLayerAggregates(NamedTuple):
     """Replaces a batch's x: arrays while loading, tensors in the batch. d: destinations of the first layer."""
 
     neighbor: Any
-    """float32[d, f]: weighted sum of each destination's sampled neighbors"""
+    """float32[d, f]: weighted sum of each destination's sampled neighbors; read-only like `self_row`"""
     self_row: Any
     """float32[d, f]: each destination's own row; read-only, batches of a shared scan may share it"""
 
@@ -91,11 +93,16 @@ class PreAggregation:
         return 4 * (round(rows * self.channels * destinations) + added_up)
 
     def weighs_edges(self, subgraph: Subgraph) -> bool:
+        if self.kind == "mean":
+            return subgraph.unequal
         return self.kind == "gcn" or (self.kind == "expanded" and subgraph.stands_for is not None)
 
     def factors(self, graph: Graph, subgraph: Subgraph) -> Factors:
         """Return the factors of a sampled batch's edges and destinations."""
         count = np.diff(subgraph.indptr)
+        share = subgraph.share() if self.kind == "mean" else None
+        if share is not None:
+            return Factors(share, _NONE)
         if self.kind == "mean":
             return Factors(_NONE, (1 / np.maximum(count, 1)).astype(np.float32))
         if self.kind == "sum":
@@ -165,6 +172,7 @@ def without_last_hop(subgraph: Subgraph) -> Subgraph:
         None if subgraph.stands_for is None else subgraph.stands_for[:edges].copy(),
         {name: column[:edges].copy() for name, column in subgraph.columns.items()},
         None if subgraph.tree is None else subgraph.tree[:nodes].copy(),
+        subgraph.unequal,
     )
 
 
@@ -221,6 +229,13 @@ def gathered(
 
 
 @kernel
+def prefetch_row(row: NDArray[Any]) -> None:
+    """Start loading a row, [f]."""
+    for f in range(0, len(row), _LINE_BYTES // row.itemsize):
+        prefetch(row, f)
+
+
+@kernel
 def gather_aggregates(
     rows: NDArray[Any],
     tag: NDArray[Any],
@@ -235,15 +250,19 @@ def gather_aggregates(
     self_row: Floats,
 ) -> None:
     """Kernel of `gathered`."""
-    width = rows.shape[1]
+    width, edges = rows.shape[1], indptr[len(indptr) - 1]
     few = np.empty(_FEW, np.int64)
     for i in range(len(indptr) - 1):
+        if i + 2 < len(indptr):
+            prefetch_row(rows[at[i + 1]])
         own = rows[at[i]]
         for f in range(width):
             self_row[i, f] = value(own, f, tag, scale)
             neighbor[i, f] = 0
         order = ascending(node, source, indptr[i], indptr[i + 1], few)
         for k in range(indptr[i + 1] - indptr[i]):
+            if indptr[i] + k + _ROWS_AHEAD < edges:  # in the order of the edges: near enough to the order of the sum
+                prefetch_row(rows[at[source[indptr[i] + k + _ROWS_AHEAD]]])
             row = rows[at[source[order[k]]]]
             if len(edge) == 0:
                 for f in range(width):
@@ -273,13 +292,15 @@ def gather_neighbors(
 
     Source i's row is rows[at[i]], and its id node[i]. The sums are those of `gather_aggregates`, without factors of edges.
     """
-    width = rows.shape[1]
+    width, edges = rows.shape[1], indptr[len(indptr) - 1]
     few = np.empty(_FEW, np.int64)
     for i in range(len(indptr) - 1):
         for f in range(width):
             neighbor[i, f] = 0
         order = ascending(node, source, indptr[i], indptr[i + 1], few)
         for k in range(indptr[i + 1] - indptr[i]):
+            if indptr[i] + k + _ROWS_AHEAD < edges:  # in the order of the edges: near enough to the order of the sum
+                prefetch_row(rows[at[source[indptr[i] + k + _ROWS_AHEAD]]])
             row = rows[at[source[order[k]]]]
             for f in range(width):
                 neighbor[i, f] += value(row, f, tag, scale)

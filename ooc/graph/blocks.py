@@ -56,12 +56,21 @@ class Subgraph:
     """graph columns read for these edges, [e] each, if the edges are on disk"""
     tree: NDArray[np.int64] | None = None
     """int64[n]: the tree of each node, if seeds do not share nodes; else None"""
+    unequal: bool = False
+    """whether the edges of a node were drawn with unequal probabilities, so that means over them have to be weighted"""
 
     @property
     def nbytes(self) -> int:
-        """Size of the arrays in bytes, without `columns`."""
+        """Size of the arrays in bytes, `share` among them, without `columns`."""
         arrays = (self.node, self.indptr, self.source, self.slot, self.stands_for, self.tree)
-        return sum(array.nbytes for array in arrays if array is not None)
+        return sum(array.nbytes for array in arrays if array is not None) + 4 * len(self.source) * self.unequal
+
+    def share(self) -> NDArray[np.float32] | None:
+        """float32[e]: see `Block.share`; what an edge stands for, divided by what all of its destination stand for."""
+        if self.stands_for is None or not self.unequal:
+            return None
+        target = np.repeat(np.arange(len(self.indptr) - 1), np.diff(self.indptr))
+        return (self.stands_for / np.bincount(target, self.stands_for)[target]).astype(np.float32)
 
     @property
     def column_bytes(self) -> int:
@@ -96,7 +105,8 @@ class Block(NamedTuple):
     """float32[e]: edges of the whole graph each sampled edge represents, 1 / (expected occurrences in the sample). None for
     uniform sampling, where it is degree / (sampled edges) of the destination"""
     share: Tensor | None = None
-    """float32[e]: weight of each edge in its destination's mean (GraphSAINT: stands_for / degree); None if all are equal"""
+    """float32[e]: weight of each edge in its destination's mean (GraphSAINT: stands_for / degree; LABOR with importance:
+    stands_for / its sum at the destination); None if all are equal"""
     edge_attr: Tensor | None = None
     """[e, *feature shape]: features of the edges; None where the batch has none"""
 

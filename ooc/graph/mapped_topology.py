@@ -1,17 +1,23 @@
 """Memory-mapped topology: tracks which parts of a graph's edges are mapped and releases them in time."""
 
+import mmap
 import threading
 import weakref
 from collections.abc import Collection, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
 from ooc.graph.hetero import EdgeKey, HeteroSubgraph
 from ooc.stores.graph import MAP_SLOTS, Graph
 from ooc.stores.io.segments import mapping_of, warm
+from ooc.stores.jit import kernel
+
+_madvise = types.ExternalFunction("madvise", types.int32(types.intp, types.intp, types.int32))
 
 
 class MappedRanges:
@@ -53,7 +59,8 @@ class Topology:
 
     `max_mapped` bytes of the slot arrays may be mapped, more by a single batch. Of a topology whose slots take more than
     `max_warm` bytes of page cache only `indptr` is read ahead. `mapped` says whether sampling reads `indices` through the map,
-    `weight` (a name or None) and `columns` which other columns it reads so.
+    `weight` (a name or None) and `columns` which other columns it reads so, `all_in_edges` whether it reads those of every
+    in-edge of the nodes it expands; by weight it does.
     """
 
     def __init__(
@@ -64,8 +71,9 @@ class Topology:
         max_warm: int,
         mapped: bool = True,
         columns: Collection[str] = (),
+        all_in_edges: bool = False,
     ) -> None:
-        self._graph, self._weight, self._mapped = graph, weight, mapped
+        self._graph, self._mapped, self._all_in_edges = graph, mapped, all_in_edges or weight is not None
         fits = graph.sampled_bytes(weight) <= max_warm
         self._cold = fits or not mapped
         self._warm = partial(graph.warm, weight) if fits else partial(warm, graph.indptr)
@@ -97,7 +105,7 @@ class Topology:
     def trim_edges(self, slot: NDArray[np.int64], node: NDArray[np.int64]) -> None:
         """`trim` after the edges `slot` were sampled at the nodes `node`."""
         slot = slot if self._mapped else slot[:0]
-        if self._weight is not None:  # weighted sampling reads every in-edge of the expanded nodes
+        if self._all_in_edges:
             slot = np.concatenate([slot, _parts(self._graph.indptr[node], self._graph.indptr[node + 1])])
         if self._touched.add(slot, self._most):
             self._graph.forget()
@@ -114,13 +122,19 @@ class HeteroTopology:
         max_mapped: int,
         max_warm: int,
         columns: Mapping[EdgeKey, Collection[str]],
+        all_in_edges: bool = False,
     ) -> None:
         weights = {key: weight if weight in graph.columns else None for key, graph in graphs.items()}
         sampled = {key: graph.sampled_bytes(weights[key]) for key, graph in graphs.items()}
         total = max(1, sum(sampled.values()))
         self._types = {
             key: Topology(
-                graph, weights[key], max_mapped * sampled[key] // total, max_warm * sampled[key] // total, columns=columns[key]
+                graph,
+                weights[key],
+                max_mapped * sampled[key] // total,
+                max_warm * sampled[key] // total,
+                columns=columns[key],
+                all_in_edges=all_in_edges,
             )
             for key, graph in graphs.items()
         }
@@ -148,3 +162,19 @@ def _parts(first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int6
     count = (stop - 1) // MAP_SLOTS - begin + 1
     within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
     return (np.repeat(begin, count) + within) * MAP_SLOTS
+
+
+def request_in_edges(column: NDArray[Any], indptr: NDArray[np.int64], node: NDArray[np.int64], start: int, stop: int) -> None:
+    """Advise the kernel to read the pages of a column ([E], by slot) at the in-edges of `node[start:stop]`, many at a time;
+    does nothing for a column that is not memory-mapped."""
+    if mapping_of(column) is not None:
+        _ask_for(indptr, node, start, stop, column.ctypes.data, column.itemsize)
+
+
+@kernel
+def _ask_for(indptr: NDArray[np.int64], node: NDArray[np.int64], start: int, stop: int, address: int, itemsize: int) -> None:
+    for i in range(start, stop):
+        begin = indptr[node[i]] * itemsize // mmap.PAGESIZE * mmap.PAGESIZE
+        end = indptr[node[i] + 1] * itemsize
+        if end > begin:
+            _madvise(address + begin, end - begin, mmap.MADV_WILLNEED)

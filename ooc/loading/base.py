@@ -9,14 +9,15 @@ import torch
 from ooc.loading.read_strategy import ReadStrategy
 from ooc.loading.stages import Order, ReadCounts
 from ooc.runtime.clock import Clock, Span
-from ooc.runtime.keyed_random import Cursor, steps_of
-from ooc.runtime.memory import keep_large_blocks, return_freed
+from ooc.runtime.keyed_random import Cursor
+from ooc.runtime.memory import Blocks, keep_large_blocks, return_freed
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.messages import warn_user
 from ooc.runtime.pipeline import CONSUMER, Pipeline, Stage
 from ooc.runtime.transfer import Copier, OnDevice, on_device
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
+from ooc.stores.process import release_library_pages
 
 PREFETCH = 8
 """Batches between the cursor and the model where no `prefetch_factor` is given"""
@@ -58,6 +59,8 @@ class EpochLoader(Loader):
     data: Dataset
     _seed_drawn: bool = False
     """whether the seed came from torch's generator, as none was given"""
+    _delivered: bool = False
+    """whether it has given a batch"""
     _begin: int = 0
     _end: int
     """an epoch's cursors begin and end there"""
@@ -164,7 +167,7 @@ class BatchLoader(EpochLoader):
         self.then: Stage | None = None
         """a stage behind the loader's own: for each (steps done, batch) in order, shortly before the model has the batch"""
         self._start_at(Cursor(0, 0))
-        self.keeps_blocks: bool | None = None
+        self.keeps_blocks: Blocks | None = None
         """whether freed blocks are cached while it is iterated over, see `keep_large_blocks`; None: as the process has it"""
 
     @property
@@ -217,8 +220,7 @@ class BatchLoader(EpochLoader):
 
     def __len__(self) -> int:
         """Steps an epoch; with `split_seeds`, the least number of batches."""
-        order = self._order
-        return steps_of(self.num_seeds, order.batch_size, order.drop_last, order.world_size)
+        return self._order.steps
 
     def set_epoch(self, epoch: int) -> None:
         """The next `iter` is this epoch, from its beginning, or from where `load_state_dict` left that same epoch."""
@@ -294,6 +296,9 @@ class Epoch:
             self._loader._ended(self._epoch)
             raise
         self._loader._cursor = Cursor(self._epoch, behind)
+        if not self._loader._delivered:  # kernels are loaded, and what LLVM needed of itself for that is not used again
+            self._loader._delivered = True
+            release_library_pages()
         if behind == self._until:  # a loop that scores or saves now, before it asks for more, has the memory back
             self.close()
         return batch

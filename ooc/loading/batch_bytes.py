@@ -8,6 +8,7 @@ import numpy as np
 from ooc.graph.aggregation import PreAggregation
 from ooc.graph.blocks import Subgraph
 from ooc.loading.collate import Collator, SampledBatch
+from ooc.loading.shared_sums import SUM_BYTES
 from ooc.runtime.memory_plan import PIECE_SHARE, BatchRoom
 from ooc.stores.dataset import Dataset
 
@@ -19,6 +20,10 @@ _WIDTHS_ALIVE = 3
 
 COPIES = 2
 """Batches of a scan that have their own copy of their destinations' rows: at the model, and ahead of it"""
+FEW = 2
+"""Batches that a scan has before memory is reserved for other ends: two in place of one halve what is read for each"""
+_HELD = COPIES + 1
+"""Batches whose aggregates are not given back yet when a scan's last batch is asked for"""
 _ENTRY_COPIES = 3
 """of a scan's entries: those under way; of the next scan the batches', or one copy, being put in order into another"""
 
@@ -100,9 +105,11 @@ class ScanSize:
     """What two scans (`ooc.loading.shared_scan_plan`) take, one serving batches while the other is made. Bytes."""
 
     sums: int
-    """of a scan's batches, the destinations' own rows left out"""
+    """aggregates of a scan's batches; those that batches share count once"""
     self_rows: int
-    """those rows, each once: batches share them"""
+    """the destinations' own rows, each once: batches share them"""
+    rests: int
+    """of what remains of its batches"""
     entries: int
     """of what its batches want of the rows"""
     activations: int
@@ -110,7 +117,9 @@ class ScanSize:
     besides: int
     """what is drawn and read meanwhile"""
     copied: int = 0
-    """the destinations' own rows of the largest batch"""
+    """the destinations' own rows of the largest batch, and its aggregates where it shares some"""
+    largest: int = 0
+    """aggregates of the largest batch"""
     batches: int = 1
 
     @property
@@ -123,15 +132,35 @@ class ScanSize:
         return self.activations + self.besides + min(COPIES, self.batches - 1) * self.copied
 
     @property
+    def rows(self) -> int:
+        """Of aggregates and own rows, in both. A scan of more than a few batches fills its own rows into what the one before
+        gives back of its aggregates, batch by batch."""
+        given_back = min(self.sums, self.self_rows) - _HELD * self.largest if self.batches > FEW else 0
+        return 2 * (self.sums + self.self_rows) - max(0, given_back)
+
+    @property
+    def beside_rows(self) -> int:
+        """All but `rows`."""
+        return self.nbytes - self.rows
+
+    @property
     def kept(self) -> int:
         """Of the batches that wait, in both."""
-        return 2 * (self.sums + self.self_rows) + _ENTRY_COPIES * self.entries
+        return self.rows + 2 * self.rests + _ENTRY_COPIES * self.entries
 
     def joined(self, other: "ScanSize", self_rows: int) -> "ScanSize":
         """With more batches; self_rows: of both together."""
-        activations, besides = max(self.activations, other.activations), max(self.besides, other.besides)
-        copied, batches = max(self.copied, other.copied), self.batches + other.batches
-        return ScanSize(self.sums + other.sums, self_rows, self.entries + other.entries, activations, besides, copied, batches)
+        return ScanSize(
+            sums=self.sums + other.sums,
+            self_rows=self_rows,
+            rests=self.rests + other.rests,
+            entries=self.entries + other.entries,
+            activations=max(self.activations, other.activations),
+            besides=max(self.besides, other.besides),
+            copied=max(self.copied, other.copied),
+            largest=max(self.largest, other.largest),
+            batches=self.batches + other.batches,
+        )
 
 
 @dataclass(frozen=True)
@@ -146,6 +175,8 @@ class ScanBytes:
     """of a scan's memory, for freed blocks that the C library keeps, and buffers of reads, but where a few batches need it"""
     spare_bytes: int = 0
     """of these, the buffers of reads, which scans have beside the batches' memory, as their reads need none"""
+    shares_sums: bool = False
+    """whether batches share aggregates that are alike"""
 
     def need(self, drawn: SampledBatch, drawing: int) -> int:
         """See `BatchBytes.need`: here of a scan of this batch alone."""
@@ -163,6 +194,10 @@ class ScanBytes:
     def self_row_bytes(self) -> int:
         return 4 * self.batch.channels
 
+    def finding_bytes(self, num_sums: int) -> int:
+        """For finding so many aggregates again."""
+        return SUM_BYTES * num_sums if self.shares_sums else 0
+
     def size(self, drawn: SampledBatch, drawing: int) -> ScanSize:
         """The part of the memory that the batch takes. drawing: bytes of the batches being drawn meanwhile."""
         subgraph, pre_aggregation = drawn.subgraph, self.batch.pre_aggregation
@@ -172,15 +207,18 @@ class ScanBytes:
         row = 4 if subgraph.node.max(initial=0) < 2**31 else 8
         factor = 4 if pre_aggregation.weighs_edges(subgraph) else 0
         entry = row + 4 + factor + 2  # the target, and a part of where each row's entries begin
-        self_rows = self.self_row_bytes * expanded
+        sums = self_rows = self.self_row_bytes * expanded
         own = 12 * expanded  # where a destination's own row is kept, and how that is found
+        rest += own + self.finding_bytes(expanded) + drawn.link_bytes
         return ScanSize(
-            sums=self.batch.aggregated_bytes(subgraph) - self_rows + rest + own + drawn.link_bytes,
+            sums=sums,
             self_rows=self_rows,
+            rests=self.batch.aggregated_bytes(subgraph) - sums - self_rows + rest,
             entries=entry * (len(subgraph.source) + expanded),
             activations=self.batch.activation_bytes(drawn),
             besides=drawing + PIECES * self.piece_bytes,
             copied=self_rows,
+            largest=sums,
         )
 
     def shared(self, pool: int, parts: int) -> "ScanBytes":

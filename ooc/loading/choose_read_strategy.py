@@ -17,6 +17,7 @@ from ooc.loading.sampling import Sampling, drawing
 from ooc.loading.shared_scan import SharedScans
 from ooc.loading.stages import BatchStages, Labels, LoadStage, Order, ReadCounts, SampleStage, buffers_for, on_disk
 from ooc.loading.superbatch import Superbatches
+from ooc.runtime.memory import Blocks
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.sampling import NeighborSampler, OnDiskFrontier
 from ooc.stores.arrays.joined_rows import JoinedRows
@@ -38,11 +39,13 @@ def choose_strategy(stages: BatchStages, memory: BatchSize | ScanBytes, read_thr
     return Superbatches(stages, memory) if stages.disk_arrays else InMemory(stages, memory, read_threads)
 
 
-def keeps_blocks(strategy: ReadStrategy, ds: Dataset, budget: MemoryPlan) -> bool:
-    """Whether freed blocks may be cached: not where rows fill a memory that is limited, and none is reserved for them."""
+def keeps_blocks(strategy: ReadStrategy, ds: Dataset, budget: MemoryPlan) -> Blocks:
+    """Which freed blocks may be cached: none where rows fill a memory that is limited, and none is reserved for them."""
+    if ds.memory is None:
+        return Blocks.KEEP_ALL
     x = strategy.stages.load.x
     filled = isinstance(x, ArrayRows) or (x is not None and scan_pays(x, budget.resident_rows))
-    return ds.memory is None or not filled or strategy.reserves_blocks
+    return Blocks.KEEP if not filled or strategy.reserves_blocks else Blocks.RETURN
 
 
 def edges_stay_on_disk(ds: Dataset, rows: Sequence[Rows | None], weight: str | None, budget: MemoryPlan) -> bool:
@@ -64,8 +67,8 @@ def neighbor_strategy(
     """The stages of sampled neighborhoods, and how their rows are read.
 
     pre_aggregation: what batches should hold in place of feature rows, where those are rows of float32. threads: that sample,
-    and that gather rows in memory. Where each seed has a tree of its own, or batches have other edges than the sampled ones,
-    edges are read through memory maps.
+    and that gather rows in memory. Where each seed has a tree of its own, sources are what is drawn by, or batches have other
+    edges than the sampled ones, edges are read through memory maps.
     """
     collator = collate.collator
     if isinstance(collator, HeteroCollator):
@@ -77,26 +80,28 @@ def neighbor_strategy(
     scanning = pre_aggregation is not None and x is not None and on_disk(x) and scan_pays(x, budget.resident_rows)
     warm = budget.topology_in_ram
     rows = [x, *(each.rows for each in collator.edge_features)]
-    mapped_edges = sampling.disjoint or sampling.whole
-    edges_stay = edges_stay_on_disk(ds, rows, sampling.weight, budget) and not mapped_edges
+    cold = edges_stay_on_disk(ds, rows, sampling.weight, budget)
+    edges_stay = cold and not sampling.reads_all_in_edges
     row_bytes = row_bytes_of(ds, collator, pre_aggregation)
     per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
     channels = 0 if x is None or pre_aggregation is None else x.shape[1]
     batch = BatchBytes(budget.batch, collator, row_bytes, pre_aggregation, channels)
-    memory = _scan_bytes(ds, x, batch, budget, edges_stay) if scanning else batch
+    memory = _scan_bytes(ds, x, batch, budget, sampling.repeats_neighbors, edges_stay) if scanning else batch
     most = budget.drawn if scanning else budget.batch  # what a batch takes of a scan in all is checked when it is drawn
     limits: dict[str, Any] = {"max_bytes": most, "row_bytes": per_node, "expanded_bytes": per_expanded}
     how = sampling.fanout, sampling.replace, sampling.weight
-    sampler = NeighborSampler(ds.graph, *how, **limits, held_out=order.nodes.held_out.get(ds.edge_types[0]))
+    held_out = order.nodes.held_out.get(ds.edge_types[0])
+    sampler = NeighborSampler(ds.graph, *how, **limits, held_out=held_out, labor=sampling.labor, cold=cold)
     frontier = None
     if edges_stay:
         columns = {name: ds.edge_rows(name) for name in collator.columns}
         frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.frontier)
     mapped = max(0, budget.topology - ds.graph.indptr.nbytes)
-    topology = Topology(ds.graph, sampling.weight, mapped, warm, frontier is None, collator.columns)
+    read = frontier is None, collator.columns, sampling.labor is not None
+    topology = Topology(ds.graph, sampling.weight, mapped, warm, *read)
     counts, draw = ReadCounts(), lambda seeds, key: (sampler.sample(seeds.node, key, seeds.left_out), 0)
     if sampling.disjoint or sampling.whole:
-        draw = drawing(ds, sampling, most, {ds.node_types[0]: per_node}, ds.node_types[0], order.nodes.held_out)
+        draw = drawing(ds, sampling, most, {ds.node_types[0]: per_node}, ds.node_types[0], order.nodes.held_out, cold)
     sample = SampleStage(order, draw, topology, memory, counts, frontier, threads[0], split_seeds)
     labels = None if ds.labels is None else Labels(ds.labels, floats=ds.task == "multilabel")
     buffers = buffers_for(device, budget)
@@ -125,23 +130,28 @@ def _hetero_strategy(
     row_bytes = {name: own.drawn_bytes(typed is not None) for name, own in types.items()}
     mapped = max(0, budget.topology - sum(graph.indptr.nbytes for graph in graphs.values()))
     columns = {key: collator.columns(key) for key in graphs}
-    topology = HeteroTopology(graphs, sampling.weight, mapped, budget.topology_in_ram, columns)
+    read = columns, sampling.labor is not None
+    topology = HeteroTopology(graphs, sampling.weight, mapped, budget.topology_in_ram, *read)
+    cold = sum(graph.sampled_bytes(None) for graph in graphs.values()) > budget.topology_in_ram
     batch = HeteroBatchBytes(budget.batch, collator, typed=typed)
-    memory = _scan_bytes(ds, x, batch, budget) if scanning else batch
+    memory = _scan_bytes(ds, x, batch, budget, sampling.repeats_neighbors) if scanning else batch
     seed_type = collator.seeds if isinstance(collator.seeds, str) else collator.seeds[0]
-    counts, draw = ReadCounts(), drawing(ds, sampling, most, row_bytes, seed_type, order.nodes.held_out)
+    counts, draw = ReadCounts(), drawing(ds, sampling, most, row_bytes, seed_type, order.nodes.held_out, cold)
     sample = SampleStage(order, draw, topology, memory, counts, None, threads[0], split_seeds)
     step, of_edges = None if typed is None else typed.step, (graphs, collator.edge_features)
     load = HeteroLoadStage(None, x, None, None, step, counts, buffers_for(device, budget), (), types, *of_edges, typed)
     return choose_strategy(BatchStages(sample, load, collate), memory, threads[1])
 
 
-def _scan_bytes(ds: Dataset, x: Rows | None, batch: Any, budget: MemoryPlan, edges_stay: bool = False) -> ScanBytes:
+def _scan_bytes(
+    ds: Dataset, x: Rows | None, batch: Any, budget: MemoryPlan, shares_sums: bool, edges_stay: bool = False
+) -> ScanBytes:
     """Of scans: all that batches have and, of the buffers of reads, what scans have no use for, where io_uring reads whole
-    extents straight into their pieces. batch: bytes of their batches, of one type or of several."""
+    extents straight into their pieces. batch: bytes of their batches, of one type or of several; shares_sums: see `ScanBytes`.
+    """
     parts = x.parts.values() if isinstance(x, JoinedRows) else [x]
     straight = all(isinstance(each, ShardedRows) and each.engine.name == "uring" for each in parts) and not edges_stay
     spare = max(0, budget.scratch - RING_BYTES) if straight else 0
     reserved = budget.freed if ds.memory is not None else 0
     kind = HeteroScanBytes if isinstance(batch, HeteroBatchBytes) else ScanBytes
-    return kind(budget.scans(spare), batch, reserved + spare, spare)
+    return kind(budget.scans(spare), batch, reserved + spare, spare, shares_sums)

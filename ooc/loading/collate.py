@@ -245,6 +245,8 @@ def block_of(graph: Graph, subgraph: Subgraph, edge_index: Tensor, induced: bool
     block = graph_block(graph, subgraph.node, num_dst, edge_index, subgraph.indptr, weight)
     if subgraph.stands_for is not None:
         block = block._replace(stands_for=torch.from_numpy(subgraph.stands_for))
+    if (share := subgraph.share()) is not None:
+        block = block._replace(share=torch.from_numpy(share))
     if induced:
         block = block._replace(degree=torch.from_numpy(np.diff(subgraph.indptr)))
     if induced and weight is not None:
@@ -311,6 +313,8 @@ class Collator:
             data.edge_weight = first.weight
             if self.weight_attr is not None:
                 data[self.weight_attr] = first.weight
+        if first.share is not None:
+            data.edge_norm = first.share
         for feature, values in zip(self.edge_features, features, strict=True):
             data[feature.name] = values
         data.n_id = torch.from_numpy(subgraph.node)

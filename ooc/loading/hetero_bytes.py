@@ -71,10 +71,12 @@ class HeteroScanBytes(ScanBytes):
         sums = self.self_row_bytes * rows
         collated = self.batch.collator.nbytes(subgraph, typed) - self_rows - sums
         return ScanSize(
-            sums=sums + kept + first + others + 4 * rows + 28 * own + drawn.link_bytes,
+            sums=sums,
             self_rows=self_rows,
+            rests=kept + first + others + 4 * rows + 28 * own + self.finding_bytes(rows) + drawn.link_bytes,
             entries=((4 if typed.num_rows < 2**31 else 8) + _ENTRY_BYTES) * (wanted + own),
             activations=self.batch.activation_bytes(drawn),
             besides=drawing + PIECES * self.piece_bytes + (AHEAD + 1) * collated,
             copied=self_rows,
+            largest=sums,
         )

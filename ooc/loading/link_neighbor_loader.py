@@ -25,6 +25,7 @@ from ooc.loading.stages import Order
 from ooc.loading.stored_edge_split import StoredEdgeSplit
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.sampling.edge_split import EdgeSplit
+from ooc.sampling.labor import Labor
 from ooc.sampling.links import EdgeLookup
 from ooc.stores.dataset import Dataset
 
@@ -62,7 +63,7 @@ class LinkNeighborLoader(NeighborLoader):
         edge_label_time: Until when a link's tree reaches, [k], one a link; of all edges in order of edge id. None: the times of
             the edges, where `time_attr` names those. Negatives are of nodes that are there by then. Batches have it as
             `edge_label_time`, triplets as `seed_time`.
-        disjoint, time_attr, temporal_strategy: As of NeighborLoader; times need the links' own.
+        disjoint, time_attr, temporal_strategy, sampler: As of NeighborLoader; times need the links' own.
         neg_sampling: None, "binary" (random pairs of nodes), "triplet" (random destinations of each source), or PyG's
             `NegativeSampling` or a dict with mode, amount (negatives a link), src_weight and dst_weight ([N], what nodes are
             drawn in proportion to).
@@ -112,6 +113,7 @@ class LinkNeighborLoader(NeighborLoader):
         prefetch_factor: int | None = None,
         input_id: Any = None,
         *,
+        sampler: Labor | Literal["neighbor", "labor"] | None = None,
         exact_negatives: bool | Literal["possible"] = False,
         keep_supervision_edges: bool = False,
         edge_label_attr: bool = False,
@@ -136,7 +138,8 @@ class LinkNeighborLoader(NeighborLoader):
         check_pyg_arguments({"num_workers": num_workers, **arguments}, own, "LinkNeighborLoader")
         data = dataset_of(data)
         of, edge_label_index = LinkType.asked(data, edge_label_index)
-        sampling = Sampling.of(data, num_neighbors, replace, weight_attr, disjoint, time_attr, temporal_strategy)
+        times = disjoint, time_attr, temporal_strategy
+        sampling = Sampling.of(data, num_neighbors, replace, weight_attr, *times, sampler=sampler)
         budget = budget or plan_memory(data)
         x = of.target.stored("x") if features and of.target.num_features and not data.is_hetero else None
         stay = not data.is_hetero and edges_stay_on_disk(data, [x], sampling.weight, budget)
@@ -151,7 +154,14 @@ class LinkNeighborLoader(NeighborLoader):
         attr = attr_for(of.edges, edge_label_attr, pair, drawn)
         links = InputLinks(edges, of, *given, sampling.disjoint, *time, attr)
         share = share_of(seed, rank, world_size, own_ids=links.is_array, in_order=not shuffle)
-        order = Order(links, batch_size, shuffle, drop_last=drop_last, **share._asdict())
+        order = Order(
+            links,
+            batch_size,
+            shuffle,
+            drop_last=drop_last,
+            batch_dependency=sampling.batch_dependency,
+            **share._asdict(),
+        )
         check_numbers(order, sample_threads=sample_threads, read_threads=read_threads)
         self._set_up(
             data,

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as replace_in
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch_geometric.data import Data, HeteroData
@@ -38,6 +38,7 @@ from ooc.loading.stored_edge_split import held_out_edges
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.runtime.transfer import moved, pins
 from ooc.sampling.hgt import samples_of
+from ooc.sampling.labor import Labor
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 
@@ -153,6 +154,9 @@ class NeighborLoader(SeedLoader):
         transform: Called with every batch, in a thread; it should be pure.
         num_workers, prefetch_factor: Their product is how many batches of rows in memory are made in advance. Rows on disk are
             read further ahead, as far as the memory goes, so there it changes nothing.
+        sampler: "neighbor" (or None) draws at each node independently; "labor", or a `Labor` with its settings, by random
+            numbers of the sources, so that nodes share neighbors and a batch has fewer. With its importance, batches have
+            `edge_norm` float32[e], the weight of each edge in its destination's mean.
         subgraph_type: "directional" gives the sampled edges, "bidirectional" these and their reverses, without duplicates,
             "induced" all edges between a batch's nodes. With the last two the layers share one block. A reverse has the id and
             the features of its edge; where the store has a reverse edge type, it is that type's edge.
@@ -219,6 +223,7 @@ class NeighborLoader(SeedLoader):
         prefetch_factor: int | None = None,
         input_id: Any = None,
         *,
+        sampler: Labor | Literal["neighbor", "labor"] | None = None,
         subgraph_type: Any = "directional",
         disjoint: bool = False,
         time_attr: str | None = None,
@@ -245,13 +250,20 @@ class NeighborLoader(SeedLoader):
         check_pyg_arguments({"num_workers": num_workers, **arguments}, list(inspect.signature(NeighborLoader).parameters))
         data = dataset_of(data)
         times = disjoint, time_attr, temporal_strategy
-        sampling = Sampling.of(data, num_neighbors, replace, weight_attr, *times, subgraph_type)
+        sampling = Sampling.of(data, num_neighbors, replace, weight_attr, *times, subgraph_type, sampler)
         nodes = sampling.with_times(data, input_nodes_of(data, input_nodes, input_id), input_time)
         nodes = replace_in(nodes, held_out=held_out_edges(data, edge_split))
         if nodes.held_out and sampling.subgraph_type == "induced":
             raise ConfigError("edge_split is of sampled edges: leave it out, or subgraph_type='induced'")
         share = share_of(seed, rank, world_size, own_ids=nodes.is_array, in_order=not shuffle)
-        order = Order(nodes, batch_size, shuffle, drop_last=drop_last, **share._asdict())
+        order = Order(
+            nodes,
+            batch_size,
+            shuffle,
+            drop_last=drop_last,
+            batch_dependency=sampling.batch_dependency,
+            **share._asdict(),
+        )
         check_numbers(order, sample_threads=sample_threads, read_threads=read_threads)
         if split_seeds and shuffle:
             raise ConfigError("split_seeds is for evaluation: training batches must not depend on the memory; drop shuffle")

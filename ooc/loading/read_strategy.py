@@ -5,7 +5,7 @@ pipelines: sample batches -> read groups of them -> collate batches. `ooc.loadin
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count
@@ -23,6 +23,8 @@ from ooc.stores.arrays.rows import Rows
 
 AHEAD = 1
 """Batches collated before the model asks for them"""
+FIRST_ALONE_BYTES = 2**26
+"""Of rows on disk, from which on the first batch that a loader gives is read by itself: a pass over fewer takes no time"""
 
 Batch = TypeVar("Batch")
 
@@ -168,6 +170,12 @@ def chained(session: ReadSession, cursors: Iterator[Cursor], clocks: dict[str, C
         )
         unfinished.pop_all()
         return served
+
+
+def first_alone(arrays: Iterable[Rows], reads: Clock) -> bool:
+    """Whether the next batch is to be read by itself, as nothing was read before: the disk would wait until the batches of a
+    whole group are sampled, and the model until they are read. reads: the clock of a loader's reads."""
+    return reads.items == 0 and sum(rows.shape[0] * rows.row_bytes for rows in arrays) >= FIRST_ALONE_BYTES
 
 
 def clocks_of(clocks: dict[str, Clock], stages: Sequence[str]) -> dict[str, Clock]:

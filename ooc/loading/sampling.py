@@ -15,6 +15,7 @@ from ooc.sampling.disjoint_neighbor import DisjointSampler, Times
 from ooc.sampling.edge_split import HeldOut
 from ooc.sampling.hgt import HGTSampler
 from ooc.sampling.induced import induced
+from ooc.sampling.labor import Key, Labor
 from ooc.sampling.links import AnySeeds, Seeds, TypedSeeds
 from ooc.stores.arrays.rows import AnyArray
 from ooc.stores.arrays.whole import whole
@@ -45,6 +46,18 @@ class Sampling:
     time_attr: str | None = None
     subgraph_type: SubgraphType = "directional"
     """the edges of a batch: those sampled, all between its nodes, or those sampled in both directions"""
+    labor: Labor | None = None
+    """draws by random numbers of the sources; None: independent draws at each node"""
+
+    @property
+    def batch_dependency(self) -> int:
+        """For how many batches draws depend on one another."""
+        return 1 if self.labor is None else int(self.labor.batch_dependency)
+
+    @property
+    def reads_all_in_edges(self) -> bool:
+        """Whether more in-edges of a node are read than those drawn, so that what is read cannot be planned before."""
+        return self.disjoint or self.whole or self.labor is not None
 
     @property
     def whole(self) -> bool:
@@ -52,10 +65,19 @@ class Sampling:
         return self.subgraph_type != "directional"
 
     @property
+    def repeats_neighbors(self) -> bool:
+        """Whether a node may have the same neighbors in several batches, so that they can share first-layer sums."""
+        return self.batch_dependency > 1 or any(-1 in fanouts for fanouts in self._fanouts)
+
+    @property
+    def _fanouts(self) -> list[Any]:
+        """Per hop; of several edge types those of each."""
+        return list(self.fanout.values()) if isinstance(self.fanout, dict) else [self.fanout]
+
+    @property
     def layers(self) -> int | None:
         """Layers that share the block of all nodes and edges; None: each hop has its own."""
-        fanouts = list(self.fanout.values()) if isinstance(self.fanout, dict) else [self.fanout]
-        return max(map(len, fanouts), default=0) if self.whole else None
+        return max(map(len, self._fanouts), default=0) if self.whole else None
 
     @classmethod
     def of(
@@ -68,6 +90,7 @@ class Sampling:
         time_attr: str | None = None,
         temporal_strategy: str = "uniform",
         subgraph_type: Any = "directional",
+        sampler: Any = None,
     ) -> "Sampling":
         """From PyG's arguments. Raises ConfigError where they do not fit the data set, or one another."""
         graphs = graphs_of(ds)
@@ -86,10 +109,23 @@ class Sampling:
             )
         if kind == "induced" and (disjoint or time_attr is not None):
             raise ConfigError("subgraph_type='induced' cannot be combined with disjoint or time_attr")
+        labor = Labor.of(sampler)
+        if labor is not None and replace:
+            raise ConfigError("sampler='labor' draws without replacement: leave out replace")
+        if labor is not None and (disjoint or time_attr is not None):
+            raise ConfigError(
+                "sampler='labor' shares neighbors between seeds, so it cannot be combined with disjoint or time_attr"
+            )
+        if labor is not None and labor.iterations != 0:
+            unfit = {"weight_attr": weight is not None, f"subgraph_type={kind!r}": kind != "directional"}
+            if other := next((name for name, given in unfit.items() if given), None):
+                raise ConfigError(f"importance of Labor cannot be combined with {other}: leave one of them out")
+            if ds.is_hetero:
+                raise ConfigError(f"importance of Labor is for graphs of one type, and {ds.path} has several: leave it out")
         times = None if time_attr is None else times_of(ds, time_attr, temporal_strategy == "last")
         disjoint = bool(disjoint) or times is not None
         fanout = fanouts_of(ds, num_neighbors)
-        return cls(fanout, bool(replace), weight, weight_attr, disjoint, times, time_attr, kind)
+        return cls(fanout, bool(replace), weight, weight_attr, disjoint, times, time_attr, kind, labor)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -97,7 +133,9 @@ class Sampling:
         fanout = self.fanout
         if isinstance(fanout, dict):
             fanout = {":".join(key): own for key, own in fanout.items()}
-        kept = {"fanout": fanout, "replace": self.replace, "weight_attr": self.weight}
+        kept = {"fanout": fanout, "replace": self.replace, "weight_attr": self.weight, "sampler": "neighbor"}
+        if self.labor is not None:
+            kept |= {"sampler": "labor", **self.labor.identity}
         if self.disjoint:
             kept |= {"disjoint": True, "time_attr": self.time_attr, "latest": self.times is not None and self.times.latest}
         return kept | ({"subgraph_type": self.subgraph_type} if self.whole else {})
@@ -137,14 +175,16 @@ class Sampling:
         max_bytes: int | None,
         row_bytes: Mapping[str, int],
         held_out: Mapping[EdgeKey, HeldOut] | None = None,
+        cold: bool = False,
     ) -> HeteroNeighborSampler | DisjointSampler | HGTSampler:
         """What draws batches of several types, or trees. row_bytes: of a node's features and labels, by node type; held_out:
-        edges that carry no messages, by edge type."""
+        edges that carry no messages, by edge type; cold: whether edges are mapped from the disk and were not read ahead."""
         graphs, num_nodes = graphs_of(ds), {name: ds.nodes(name).num_nodes for name in ds.node_types}
         fanout = self.fanout if ds.is_hetero else dict.fromkeys(graphs, self.fanout)
         if self.disjoint:
             return DisjointSampler(graphs, num_nodes, fanout, self.replace, max_bytes, row_bytes, self.times, held_out)
-        return HeteroNeighborSampler(graphs, num_nodes, fanout, self.replace, self.weight, max_bytes, row_bytes, held_out)
+        limits = max_bytes, row_bytes, held_out, self.labor, cold
+        return HeteroNeighborSampler(graphs, num_nodes, fanout, self.replace, self.weight, *limits)
 
 
 @dataclass(frozen=True)
@@ -163,6 +203,7 @@ class HGTSampling(Sampling):
         max_bytes: int | None,
         row_bytes: Mapping[str, int],
         held_out: Mapping[EdgeKey, HeldOut] | None = None,
+        cold: bool = False,
     ) -> HGTSampler:
         num_nodes = {name: ds.nodes(name).num_nodes for name in ds.node_types}
         return HGTSampler(graphs_of(ds), num_nodes, self.fanout, max_bytes, row_bytes)
@@ -175,16 +216,17 @@ def drawing(
     row_bytes: Mapping[str, int],
     seed_type: str,
     held_out: Mapping[EdgeKey, HeldOut] | None = None,
+    cold: bool = False,
 ) -> Any:
     """The `DrawSubgraph` of seeds, a `HeteroSubgraph`, of a homogeneous graph a `Subgraph`.
 
     max_bytes: of a batch; row_bytes: of a node's features and labels, by node type; seed_type: of `Seeds`; held_out: edges that
-    carry no messages, by edge type.
+    carry no messages, by edge type; cold: see `Sampling.sampler`.
     """
-    sampler = sampling.sampler(ds, max_bytes, row_bytes, held_out)
+    sampler = sampling.sampler(ds, max_bytes, row_bytes, held_out, cold)
     graphs, reverses = graphs_of(ds), reverses_of(ds) if sampling.subgraph_type == "bidirectional" else {}
 
-    def draw(given: AnySeeds, key: int) -> tuple[Any, int]:
+    def draw(given: AnySeeds, key: Key) -> tuple[Any, int]:
         seeds = given
         if isinstance(seeds, Seeds):
             seeds = TypedSeeds({seed_type: seeds.node}, time=None if seeds.time is None else {seed_type: seeds.time})
@@ -193,6 +235,7 @@ def drawing(
         elif isinstance(sampler, HeteroNeighborSampler):
             found = sampler.sample(seeds.node, key, left_out=seeds.left_out)
         else:
+            assert isinstance(key, int)
             found = sampler.sample(seeds.node, key)
         if sampling.subgraph_type == "bidirectional":
             found = bidirectional(graphs, reverses, found, sampler.max_bytes)

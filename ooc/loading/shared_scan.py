@@ -3,14 +3,14 @@
 Batches that are pre-aggregated (`ooc.graph.aggregation`) need no row twice: a row that was read is added to the aggregates it
 belongs to, of all batches that wait, and forgotten. So memory holds two rows for each destination of the first layer, not one
 for every node, and a tenth of the reads serves the same batches. (Cooperative scans of databases, Zukowski et al., VLDB 2007,
-share one pass in this way.) Two scans' aggregates are in memory: one serves batches while the other is made. A batch is the
-same, to the bit, as gathered from memory.
+share one pass in this way.) Two scans are in memory (`scan_memory.py`): one serves batches while the other is made. A batch is
+the same, to the bit, as gathered from memory.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
@@ -31,11 +31,14 @@ from ooc.loading.read_strategy import (
     ServedBatch,
     chained,
     clocks_of,
+    first_alone,
     grouped,
     read_all_or_each,
 )
+from ooc.loading.scan_memory import RowCopies, ScanMemory, ScanRows
 from ooc.loading.shared_scan_plan import BatchRemainder, ScanDraft, ScanPiece, SharedScan, WaitingBatch, pieces
-from ooc.runtime.buffers import Buffers, leased
+from ooc.loading.shared_sums import digests_of
+from ooc.runtime.buffers import Buffers
 from ooc.runtime.clock import Clock
 from ooc.runtime.clock import waiting as waits
 from ooc.runtime.keyed_random import Cursor
@@ -43,76 +46,18 @@ from ooc.runtime.memory import keep_large_blocks, return_freed
 from ooc.runtime.memory_plan import SECOND_SHARE, MemoryPlan
 from ooc.runtime.pipeline import Pipeline
 
-GRACE_SECONDS = 0.5
-"""after which a consumer that asks for more, and has let go of nothing, is taken to keep its batches"""
-
-
-class FloatBuffers:
-    """`count` float32 buffers; one is used again when nobody refers to an array over it any more.
-
-    Memory that was never written costs nothing. A consumer that keeps its batches makes more buffers necessary.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._free: list[Floats] = [np.empty(0, np.float32)] * count
-        self._requested = -1
-        self._closed = self._kept = False
-        self._changed = threading.Condition()  # over an RLock: a buffer may come back in a collection, in the middle of all
-
-    def take(self, shape: tuple[int, int], turn: int | None = None) -> Floats:
-        """float32[shape], uninitialised; waits for a buffer.
-
-        turn: of the scan it is for, whose batches nobody has requested yet; None: of a batch, as large as the one before or
-        somewhat larger. Raises Stopped where the buffers are closed, or get closed meanwhile.
-        """
-        size = shape[0] * shape[1]
-        with self._changed:
-            with waits():
-                self._changed.wait_for(lambda: self._closed or self._free or turn is None or self._requested >= turn)
-                # Requested, and none is free: the consumer is about to let go of the batch before, or it keeps its batches.
-                grace = 0.0 if self._kept and turn is None else GRACE_SECONDS
-                self._kept = not self._changed.wait_for(lambda: self._closed or self._free, grace)
-            if self._closed:
-                raise Stopped
-            buffer = self._free.pop() if self._free else np.empty(0, np.float32)
-        if len(buffer) < size:
-            buffer = np.empty(size * 9 // 8 if turn is None else size, np.float32)
-        return leased(buffer, self._give, buffer)[:size].reshape(shape)
-
-    def _give(self, buffer: Floats) -> None:
-        with self._changed:
-            if len(self._free) < self._count:
-                self._free.append(buffer)
-            self._changed.notify_all()
-
-    def request(self, turn: int) -> None:
-        """The consumer is through with everything before what is made for `turn`, or keeps it."""
-        with self._changed:
-            self._requested = turn
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """End all waiting, now and later; idempotent."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
 
 @dataclass(frozen=True)
 class FinishedScan(ReadGroup):
-    """A scan's batches whose aggregates are in memory.
+    """A scan's batches whose aggregates are in memory."""
 
-    start, own, own_start: as of `SharedScan`. neighbor: float32[rows, f], neighbors' aggregates of all its batches, one behind
-    the other; self_rows: float32[num_self_rows, f], the destinations' own rows, which batches share.
-    """
+    scan: SharedScan
+    """without entries"""
+    rows: ScanRows
 
-    batches: tuple[BatchRemainder, ...]
-    start: NDArray[np.int64]
-    own: NDArray[np.int32]
-    own_start: NDArray[np.int64]
-    neighbor: Floats
-    self_rows: Floats
+    @classmethod
+    def of(cls, done: int, error: Exception | None, scan: SharedScan, rows: ScanRows) -> "FinishedScan":
+        return cls(done, error, scan.without_entries(), rows)
 
 
 @dataclass(frozen=True)
@@ -138,13 +83,22 @@ class SharedScans(ReadStrategy):
         stages = self.stages
         wanted = stages.load.entries(drawn)
         size = self.memory.size(drawn, stages.sample.drawing_bytes(drawn.subgraph.nbytes))
-        rest = BatchRemainder(wanted.rest, wanted.scale, wanted.num_rows)
-        return WaitingBatch(rest, narrow(wanted.row), wanted.target, wanted.edge, wanted.own, size)
+        rest, row = BatchRemainder(wanted.rest, wanted.num_rows), narrow(wanted.row)
+        digest = None
+        if self.memory.shares_sums:
+            digest = digests_of(row, wanted.target, wanted.edge, wanted.scale, wanted.num_rows)
+        return WaitingBatch(rest, row, wanted.target, wanted.edge, wanted.scale, wanted.own, size, digest)
 
-    def plan(self, batches: Iterator[WaitingBatch], pool: int) -> Iterator[SharedScan]:
-        """Scans of consecutive batches, each of as many as fit `pool` bytes, but of one at least; none left out."""
+    def plan(self, batches: Iterator[WaitingBatch], pool: int, alone: bool = False) -> Iterator[SharedScan]:
+        """Scans of consecutive batches, each of as many as fit `pool` bytes, but of one at least; none left out.
+
+        alone: whether the first batch has a scan of its own.
+        """
         memory = self.memory
-        return grouped(batches, (ScanDraft(pool, memory.self_row_bytes, memory.reserved_bytes) for _ in repeat(None)))
+        drafts = (ScanDraft(pool, memory.self_row_bytes, memory.reserved_bytes) for _ in repeat(None))
+        if alone:
+            yield from grouped(islice(batches, 1), drafts)
+        yield from grouped(batches, drafts)
 
     def pipeline(self, cursors: Iterator[Cursor], budget: MemoryPlan, prefetch: int, clocks: dict[str, Clock]) -> Pipeline:
         own = clocks_of(clocks, ("sample", "group", "read", "sum", "collate"))
@@ -168,8 +122,8 @@ class ScanSession(ReadSession):
     """Makes aggregates, scan by scan, while those before serve their batches.
 
     Pieces of the file are read by threads of its own, and added up by the caller's. pool: bytes for all batches and scans alive
-    at once; where one takes what is reserved for freed blocks, the C library keeps none any more. clock: of the reads. lease:
-    None where nobody else may read the rows.
+    at once; where one takes what is reserved for freed blocks, the C library keeps none any more. clock: of the reads; see
+    `first_alone`. lease: None where nobody else may read the rows.
     """
 
     stage = "sum"
@@ -179,50 +133,69 @@ class ScanSession(ReadSession):
         assert rows is not None
         self._strategy, self._rows, self._load, self._collate = strategy, rows, stages.load, stages.collate
         self.sample, self.prepare, self.pool = stages.sample, strategy.waiting, pool
-        self._aggregates, self._copies = FloatBuffers(2), FloatBuffers(COPIES)
+        self._memory, self._sums, self._self_rows = ScanMemory(), RowCopies(COPIES), RowCopies(COPIES)
         self._turn = 0
         self._returns = False
         self._decoders = self._load.decoders
         self._buffers = Buffers(kept=PIECES, direct=True, least_bytes=1)
         self._readers = ThreadPoolExecutor(PIECES, thread_name_prefix="ooc-piece")
         self._clock, self._lock, self._lease = clock, threading.Lock(), lease
+        self._first_alone = first_alone([rows], clock)
         self._stopped = False
 
     def plan(self, batches: Iterator[WaitingBatch]) -> Iterator[SharedScan]:
-        return self._strategy.plan(batches, self.pool)
+        return self._strategy.plan(batches, self.pool, self._first_alone)
 
     def begin(self, turn: int) -> None:
-        self._aggregates.request(turn)
+        self._memory.request(turn)
 
     def read(self, group: SharedScan) -> FinishedScan:
         memory = self._strategy.memory
         if group.size.nbytes > self.pool - memory.reserved_bytes and not self._returns:
             self._returns = keep_large_blocks(False)
             return_freed()
-        neighbor, self_rows = self.room_for(group, self._turn)
+        rows, most = self.room_for(group, self._turn), self.pool - memory.reserved_bytes - group.size.beside_rows
         self._turn += 1
 
+        def filling(count: int) -> None:
+            if group.rolls:
+                self._memory.fill(rows, count * memory.self_row_bytes, most)
+
         def read_one(k: int) -> None:
-            self._add_all(group.only(k), neighbor[group.start[k] : group.start[k + 1]], self_rows)
+            filling(group.num_self_rows)
+            made = group.made_for(k)
+            rows.neighbor[made] = 0
+            self._add_all(group.only(k), rows)
+            if len(group.scale):
+                rows.neighbor[made] *= group.scale[made, None]
 
-        done, error = read_all_or_each(len(group.batches), lambda: self._add_all(group, neighbor, self_rows), read_one)
-        return FinishedScan(done, error, group.batches, group.start, group.own, group.own_start, neighbor, self_rows)
+        def read_all() -> None:
+            self._add_all(group, rows, filling)
+            scale_rows(rows.neighbor, group.scale)
 
-    def room_for(self, scan: SharedScan, turn: int) -> tuple[Floats, Floats]:
-        """Memory for a scan's aggregates and the rows it keeps, float32[rows, f] and float32[num_self_rows, f]."""
-        both = self._aggregates.take((scan.num_rows + scan.num_self_rows, self._load.width), turn)
-        return both[: scan.num_rows], both[scan.num_rows :]
+        done, error = read_all_or_each(len(group.batches), read_all, read_one)
+        return FinishedScan.of(done, error, group, rows)
 
-    def _add_all(self, scan: SharedScan, neighbor: Floats, self_rows: Floats) -> None:
-        neighbor[:] = 0
-        self.add_up(scan, neighbor, self_rows, self.pieces(scan))
+    def room_for(self, scan: SharedScan, turn: int, gives_back: bool = True) -> ScanRows:
+        """Memory for a scan's aggregates, zeros, and the rows it keeps; gives_back: whether batches that were served do."""
+        shape = scan.num_rows, scan.num_self_rows, self._load.width
+        return self._memory.take(shape, scan.start[1:] * gives_back, turn, scan.rolls)
+
+    def _add_all(self, scan: SharedScan, rows: ScanRows, filling: Callable[[int], None] | None = None) -> None:
+        self.add_up(scan, rows, self.pieces(scan), filling)
 
     def pieces(self, scan: SharedScan) -> Iterator[ScanPiece]:
         return pieces(scan, self._rows, self._strategy.memory.piece_bytes)
 
-    def add_up(self, scan: SharedScan, neighbor: Floats, self_rows: Floats, todo: Iterator[ScanPiece]) -> None:
-        """Read pieces `todo` of a scan, a few ahead, and add them in their order to its aggregates so far (zeros at first)."""
+    def add_up(
+        self, scan: SharedScan, rows: ScanRows, todo: Iterator[ScanPiece], filling: Callable[[int], None] | None = None
+    ) -> None:
+        """Read pieces `todo` of a scan, a few ahead, and add them in their order to its aggregates so far (zeros at first).
+
+        filling: called with the number of self rows that are in memory after each.
+        """
         under_way: deque[tuple[ScanPiece, Future[NDArray[Any]]]] = deque()
+        filled = 0
         try:
             while True:
                 for piece in islice(todo, PIECES - len(under_way)):
@@ -238,7 +211,10 @@ class ScanSession(ReadSession):
                 of_row = piece.first - piece.first[0]
                 target, edge = scan.target[entries], scan.edge[entries]
                 decoder = self._decoders[piece.part]
-                scatter_aggregates(values, *decoder, piece.row_at, of_row, target, edge, neighbor, self_rows)
+                if filling is not None:
+                    filled += int(np.count_nonzero(target < 0))
+                    filling(filled)
+                scatter_aggregates(values, *decoder, piece.row_at, of_row, target, edge, rows.neighbor, rows.self_rows)
                 del values, read  # before the next one is submitted
         finally:
             wait([read for _, read in under_way if not read.cancel()])  # whoever closes the loader may close the rows next
@@ -254,19 +230,26 @@ class ScanSession(ReadSession):
         return values
 
     def collate(self, served: ServedBatch) -> tuple[int, Any]:
-        scan: FinishedScan = served.group
-        mine = slice(int(scan.start[served.k]), int(scan.start[served.k + 1]))
-        rest, neighbor = scan.batches[served.k], scan.neighbor[mine]
-        own = scan.own[int(scan.own_start[served.k]) : int(scan.own_start[served.k + 1])]
-        scale_rows(neighbor, rest.scale)
-        buffers = self._load.buffers
-        if served.k == 0 and not buffers.pinned and len(own) and own[-1] == len(own) - 1:  # no node came twice: in its order
-            self_row = scan.self_rows[: len(own)]
+        made: FinishedScan = served.group
+        scan, rows, k = made.scan, made.rows, served.k
+        sums, own = scan.sums[k], scan.own[int(scan.own_start[k]) : int(scan.own_start[k + 1])]
+        if sums is None:
+            neighbor = rows.part(k, slice(int(scan.start[k]), int(scan.start[k + 1])))
         else:
-            shape = len(own), neighbor.shape[1]
-            self_row = buffers.empty(shape, neighbor.dtype) if buffers.pinned else self._copies.take(shape)
-            np.take(scan.self_rows, own, axis=0, out=self_row, mode="clip")
-        return self._collate.collate(self._load.aggregated(rest.drawn, neighbor, self_row))
+            neighbor = self._copy(rows.neighbor, sums, self._sums)
+            rows.served(k)
+        once = k == 0 and not scan.rolls and len(own) > 0 and own[-1] == len(own) - 1  # no node came twice: in its order
+        if once and not self._load.buffers.pinned:
+            self_row = rows.self_rows[: len(own)]
+        else:
+            self_row = self._copy(rows.self_rows, own, self._self_rows)
+        return self._collate.collate(self._load.aggregated(scan.batches[k].drawn, neighbor, self_row))
+
+    def _copy(self, rows: Floats, at: NDArray[np.int32], copies: RowCopies) -> Floats:
+        """A batch's own copy of rows `at`, page-locked where a GPU follows."""
+        shape, buffers = (len(at), rows.shape[1]), self._load.buffers
+        own = buffers.empty(shape, rows.dtype) if buffers.pinned else copies.take(shape)
+        return np.take(rows, at, axis=0, out=own, mode="clip")
 
     def stop(self) -> None:
         """End all waiting, and reads that have not begun. It may come from a collection in the middle of anything, in a thread
@@ -274,7 +257,7 @@ class ScanSession(ReadSession):
         if self._lease is not None:
             self._lease.stop()
         self._stopped = True
-        self._aggregates.close()
+        self._memory.close()
 
     def closing(self) -> None:
         if self._lease is not None:

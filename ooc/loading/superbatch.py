@@ -6,7 +6,7 @@ the same as read one by one.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 from ooc.loading.batch_bytes import BatchSize
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CachedNodes, RowLease, Slots, own_cache, registry_of
-from ooc.loading.read_strategy import ReadGroup, ReadSession, ReadStrategy, ServedBatch, chained, clocks_of, read_all_or_each
+from ooc.loading.read_strategy import (
+    ReadGroup,
+    ReadSession,
+    ReadStrategy,
+    ServedBatch,
+    chained,
+    clocks_of,
+    first_alone,
+    read_all_or_each,
+)
 from ooc.loading.stages import BatchArray, LoadStage
 from ooc.loading.superbatch_plan import RowChanges, Superbatch, SuperbatchPlanner, UsedRows
 from ooc.runtime.clock import Clock
@@ -58,15 +67,19 @@ class Superbatches(ReadStrategy):
 
     def pipeline(self, cursors: Iterator[Cursor], budget: MemoryPlan, prefetch: int, clocks: dict[str, Clock]) -> Pipeline:
         own = clocks_of(clocks, ("sample", "group", "read", "collate"))
-        return chained(SuperbatchSession(self, self.pool(budget)), cursors, own)
+        alone = first_alone([each.rows for each in self.stages.disk_arrays.values()], own["read"])
+        return chained(SuperbatchSession(self, self.pool(budget), alone), cursors, own)
 
 
 class SuperbatchSession(ReadSession):
-    """Reads superbatches into the caches of the arrays, serves their batches, and gives back rows no longer needed."""
+    """Reads superbatches into the caches of the arrays, serves their batches, and gives back rows no longer needed.
+
+    alone: whether the first batch is a superbatch of its own.
+    """
 
     stage = "read"
 
-    def __init__(self, strategy: Superbatches, pool: int) -> None:
+    def __init__(self, strategy: Superbatches, pool: int, alone: bool) -> None:
         stages, whole, most = strategy.stages, strategy.planner(pool), strategy.memory.max_bytes
         self.sample, self._load, self._collate = stages.sample, stages.load, stages.collate
         self._number, self._of_edges = list(stages.disk_arrays), whole.of_edges
@@ -76,7 +89,7 @@ class SuperbatchSession(ReadSession):
             for array, share in zip(whole.arrays, whole.shares, strict=True):
                 self._arrays.append(_ArrayReader(array, stages.load, int(pool * share) + spare, most))
             room = pool // SECOND_SHARE if any(each.second for each in self._arrays) else pool
-            self._planner = strategy.planner(room, [each.residents for each in self._arrays])
+            self._planner = replace(strategy.planner(room, [each.residents for each in self._arrays]), first_alone=alone)
         except BaseException:
             self.end()
             raise

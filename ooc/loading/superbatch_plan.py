@@ -8,7 +8,7 @@ Ginex and MariusGNN's partition buffer rest on the same fact.) `ooc.loading.supe
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -238,6 +238,8 @@ class SuperbatchPlanner:
     """of each array, what is in memory before the first superbatch"""
     first_bytes: int = FIRST_BYTES
     growth: int = GROWTH
+    first_alone: bool = False
+    """whether the first batch is a superbatch of its own"""
 
     @cached_property
     def arrays(self) -> tuple[BatchArray, ...]:
@@ -275,7 +277,9 @@ class SuperbatchPlanner:
     def sketches(self, batches: Iterator[SampledBatch]) -> Iterator[SuperbatchSketch]:
         """Superbatches of consecutive batches, none left out; see `ooc.loading.read_strategy.grouped`."""
         known = map(self.stages.load.with_edge_ids, batches)
-        return grouped(known, (SuperbatchDraft(self, self.growth**k) for k in count()))
+        if self.first_alone:
+            yield from grouped(islice(known, 1), iter([SuperbatchDraft(self, 1)]))
+        yield from grouped(known, (SuperbatchDraft(self, self.growth**k) for k in count()))
 
     def plan(self, batches: Iterator[SampledBatch]) -> Iterator[Superbatch]:
         """Each superbatch once the next one is known, so that it knows which of its rows that one evicts."""

@@ -17,6 +17,7 @@ from ooc.runtime.keyed_random import mix, mix64
 from ooc.sampling.edge_split import HeldOut, is_held_out
 from ooc.sampling.hetero_neighbor import Fanouts, HeteroBuilder, HeteroNeighborSampler, edge_name
 from ooc.sampling.kernels import draw_distinct, num_drawn, sort_slots, stream_of, uniform
+from ooc.sampling.labor import Key
 from ooc.sampling.left_out import NOTHING, LeftOut, is_left_out
 from ooc.sampling.neighbor import EdgeHops, EdgeSampler, NodeHops, damaged_slot
 from ooc.stores.arrays.rows import AnyArray, Ids
@@ -100,7 +101,7 @@ class DisjointSampler(HeteroNeighborSampler):
     def sample(
         self,
         seeds: Mapping[str, Ids],
-        key: int,
+        key: Key,
         time: Mapping[str, AnyArray] | None = None,
         tree: Mapping[str, Ids] | None = None,
         *,
@@ -124,6 +125,7 @@ class DisjointSampler(HeteroNeighborSampler):
             BudgetError: The batch may exceed `max_bytes`; raised before it is allocated.
             StoreError: The topology is damaged.
         """
+        assert isinstance(key, int)
         numbers = tree or _own_trees(seeds)
         builder = self.begin(seeds)
         trees = replace(self._trees(builder, numbers, key, time), left_out=left_out or {})

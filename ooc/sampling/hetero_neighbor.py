@@ -10,20 +10,19 @@ from itertools import pairwise
 import numpy as np
 
 from ooc.graph.hetero import EdgeKey, EdgeSample, HeteroSubgraph
-from ooc.runtime.keyed_random import numbered
 from ooc.runtime.memory_plan import words_for
 from ooc.sampling.edge_split import HeldOut
+from ooc.sampling.labor import Key, Labor
 from ooc.sampling.left_out import LeftOut
 from ooc.sampling.neighbor import (
-    TABLE_KEPT,
     EdgeHops,
     EdgeSampler,
     NodeHops,
-    Table,
     checked_seeds,
     edge_bytes,
     node_bytes,
 )
+from ooc.sampling.node_table import TABLE_KEPT, Table
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.errors import BudgetError, ConfigError, InputError
 from ooc.stores.graph import Graph
@@ -105,6 +104,8 @@ class HeteroNeighborSampler:
         max_bytes: Limit of a batch's arrays, hash tables and features; None: no limit.
         row_bytes: Bytes of a node's features and labels, by node type.
         held_out: Edges that are never sampled, by edge type.
+        labor: Draws by random numbers of the sources, which all edge types from a node type share.
+        cold: Whether edges are mapped from the disk and were not read ahead.
 
     Raises:
         ConfigError: A fan-out or the weight is invalid, or an edge type is unknown.
@@ -124,18 +125,22 @@ class HeteroNeighborSampler:
         max_bytes: int | None = None,
         row_bytes: Mapping[str, int] | None = None,
         held_out: Mapping[EdgeKey, HeldOut] | None = None,
+        labor: Labor | None = None,
+        cold: bool = False,
     ) -> None:
         self.fanout = fanouts_of(fanout, list(graphs))
         if weight is not None and all(weight not in graph.columns for graph in graphs.values()):
             raise ConfigError(f"no edge column {weight!r} to sample by in any edge type: {', '.join(map(edge_name, graphs))}")
         self.num_nodes = dict(num_nodes)
         self.samplers: dict[EdgeKey, EdgeSampler] = {}
-        for key, graph in graphs.items():
+        types = list(self.num_nodes)
+        for number, (key, graph) in enumerate(graphs.items()):
             if not {key[0], key[2]} <= self.num_nodes.keys():
                 raise ConfigError(f"the edge type {edge_name(key)} ends at no node type: there are {', '.join(self.num_nodes)}")
             own = weight if weight in graph.columns else None
             held = (held_out or {}).get(key)
-            self.samplers[key] = EdgeSampler(graph, self.fanout[key], replace, own, self.num_nodes[key[0]], held)
+            how = self.num_nodes[key[0]], held, labor, number if labor is None else types.index(key[0]), cold
+            self.samplers[key] = EdgeSampler(graph, self.fanout[key], replace, own, *how)
             if graph.num_nodes != self.num_nodes[key[2]]:
                 raise ConfigError(
                     f"the edge type {edge_name(key)} has {graph.num_nodes} targets, but there are "
@@ -147,7 +152,7 @@ class HeteroNeighborSampler:
         self._tables = {name: Table() for name in self.num_nodes}
 
     def sample(
-        self, seeds: Mapping[str, Ids], key: int, *, left_out: Mapping[EdgeKey, LeftOut] | None = None
+        self, seeds: Mapping[str, Ids], key: Key, *, left_out: Mapping[EdgeKey, LeftOut] | None = None
     ) -> HeteroSubgraph:
         """Sample the neighborhood of `seeds`.
 
@@ -208,7 +213,7 @@ class HeteroNeighborSampler:
         checked = {name: checked_seeds(seeds.get(name, none), count, name) for name, count in self.num_nodes.items()}
         return HeteroBuilder(checked, {key: sampler.weighted for key, sampler in self.samplers.items()})
 
-    def draw(self, builder: HeteroBuilder, hop: int, key: int) -> None:
+    def draw(self, builder: HeteroBuilder, hop: int, key: Key) -> None:
         """Step 1 of a hop: sample slots of every edge type; reads indptr (and weights), no edges.
 
         Raises BudgetError, before anything is allocated, if the batch may exceed `max_bytes` after this hop.
@@ -217,15 +222,14 @@ class HeteroNeighborSampler:
             each: sampler.count(builder.nodes[each[2]], builder.edges[each], hop) for each, sampler in self.samplers.items()
         }
         self.grow(builder, hop, counts)
-        for number, (each, sampler) in enumerate(self.samplers.items()):
+        for each, sampler in self.samplers.items():
             nodes, edges, (_, _, degree) = builder.nodes[each[2]], builder.edges[each], counts[each]
-            sampler.draw_edges(nodes, edges, hop, numbered(key, number), degree)
+            sampler.draw_edges(nodes, edges, hop, key, degree)
 
-    def leave_out(self, builder: HeteroBuilder, hop: int, key: int) -> bool:
+    def leave_out(self, builder: HeteroBuilder, hop: int, key: Key) -> bool:
         """Drop the edges to leave out of a hop, of every edge type; see `EdgeSampler.leave_out`."""
         done = [
-            sampler.leave_out(builder.nodes[each[2]], builder.edges[each], hop, numbered(key, number))
-            for number, (each, sampler) in enumerate(self.samplers.items())
+            sampler.leave_out(builder.nodes[each[2]], builder.edges[each], hop, key) for each, sampler in self.samplers.items()
         ]
         return all(done)
 

@@ -8,7 +8,8 @@ import numpy as np
 from ooc.graph.hetero import EdgeKey, EdgeSample, HeteroSubgraph
 from ooc.runtime.memory_plan import words_for
 from ooc.sampling.kernels import LOCAL_BITS, home
-from ooc.sampling.neighbor import Table, damaged_slot
+from ooc.sampling.neighbor import damaged_slot
+from ooc.sampling.node_table import Table
 from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.errors import BudgetError
 from ooc.stores.graph import Graph

@@ -3,7 +3,6 @@
 Every node of a batch is expanded once, in the hop after it is first reached, and all layers share that sample.
 """
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,20 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
+from ooc.runtime.keyed_random import numbered
 from ooc.runtime.memory_plan import words_for
 from ooc.sampling import kernels
 from ooc.sampling.edge_split import HeldOut
+from ooc.sampling.labor import Key, Labor
 from ooc.sampling.left_out import FilteredDraws, LeftOut
+from ooc.sampling.node_table import Table, table_bytes
+from ooc.sampling.source_draws import SourceDraws
 from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.errors import BudgetError, ConfigError, InputError, StoreError
 from ooc.stores.graph import Graph
 
 T = TypeVar("T", bound=np.generic)
 
-TABLE_KEPT = 32 * 2**20
-"""bytes of the largest hash table a thread keeps for its next batch"""
-_TABLE_LEAST = 2**10
-_STAMPS = 1 << (63 - kernels.LOCAL_BITS)
+scratch = Table()
+"""the table of each sampling thread, shared by its samplers"""
 
 
 class HopBound(NamedTuple):
@@ -37,44 +38,6 @@ class HopBound(NamedTuple):
     num_nodes: int
     num_edges: int
     num_expanded: int
-
-
-def table_capacity(num_nodes: int) -> int:
-    """Entries of a hash table for `num_nodes` nodes: a power of two, at most three quarters full."""
-    return max(_TABLE_LEAST, 1 << (num_nodes * 4 // 3).bit_length())
-
-
-class Table(threading.local):
-    """A hash table from node id to local id, one for each thread that uses it; see `kernels.relabel` for its layout."""
-
-    def __init__(self) -> None:
-        self.entries = np.zeros((_TABLE_LEAST, 2), np.int64)
-        self.stamp = 0
-
-    def reserve(self, num_nodes: int, node: Ids, size: int) -> None:
-        """Grow to `num_nodes` nodes; `node[:size]` are in the table."""
-        capacity = table_capacity(num_nodes)
-        if capacity > len(self.entries):
-            self.entries = np.zeros((capacity, 2), np.int64)
-            kernels.insert(self.entries, self.stamp, node, size)
-
-    def refill(self, num_nodes: int, node: Ids, size: int) -> None:
-        """Replace the contents by `node[:size]`, with capacity for `num_nodes`; a new stamp invalidates every entry."""
-        self.stamp += 1
-        if self.stamp == _STAMPS:
-            self.entries[:] = 0
-            self.stamp = 1
-        self.reserve(num_nodes, node, 0)
-        kernels.insert(self.entries, self.stamp, node, size)
-
-    def trim(self, kept: int = TABLE_KEPT) -> None:
-        """Free a table that is too large to keep."""
-        if self.entries.nbytes > kept:
-            self.entries = np.zeros((_TABLE_LEAST, 2), np.int64)
-
-
-scratch = Table()
-"""the table of each sampling thread, shared by its samplers"""
 
 
 def _grown(array: NDArray[T], size: int, length: int) -> NDArray[T]:
@@ -174,22 +137,26 @@ class SubgraphBuilder:
     the second reads edges; it can serve many batches.
     """
 
-    def __init__(self, seeds: Ids, weighted: bool, columns: Mapping[str, np.dtype[Any]]) -> None:
-        self.nodes, self.edges = NodeHops(seeds), EdgeHops(weighted, columns)
+    def __init__(self, seeds: Ids, weighted: bool, columns: Mapping[str, np.dtype[Any]], unequal: bool = False) -> None:
+        self.nodes, self.edges, self.unequal = NodeHops(seeds), EdgeHops(weighted, columns), unequal
 
     def finish(self) -> Subgraph:
         """Return the subgraph; its arrays are truncated in place."""
         edges, node = self.edges, self.nodes.finish()
         edges.finish()
         num_nodes, num_edges = tuple(self.nodes.num_nodes), tuple(edges.num_edges)
-        return Subgraph(node, edges.indptr, edges.source, edges.slot, num_nodes, num_edges, edges.stands_for, edges.columns)
+        arrays, more = (node, edges.indptr, edges.source, edges.slot), (edges.stands_for, edges.columns, None, self.unequal)
+        return Subgraph(*arrays, num_nodes, num_edges, *more)
 
 
 class EdgeSampler:
     """Samples in-edges of one type at nodes of its target type, which the arguments of `NeighborSampler` describe.
 
     A hop's draws need no edges: `draw` reads `indptr` and weights, `gather` then `indices`. `leave_out` drops those that are
-    held out, or left out at the seeds.
+    held out, or left out at the seeds. With `labor`, whose draws read the sources of all in-edges, none of these is drawn.
+
+    type_number: of the edge type, with `labor` of its sources' type, each of which has random numbers of its own. cold: whether
+    edges are mapped from the disk and were not read ahead.
     """
 
     def __init__(
@@ -200,6 +167,9 @@ class EdgeSampler:
         weight: AnyArray | str | None,
         num_sources: int | None = None,
         held_out: HeldOut | None = None,
+        labor: Labor | None = None,
+        type_number: int = 0,
+        cold: bool = False,
     ) -> None:
         if not fanout or any(k != int(k) or k < -1 for k in fanout):
             raise ConfigError(f"fan-out {list(fanout)} is invalid: give one number per hop, 0 or more, or -1 for all")
@@ -211,7 +181,12 @@ class EdgeSampler:
         self.num_nodes, self.num_slots = len(self.indptr) - 1, len(self.indices)
         self.num_sources = self.num_nodes if num_sources is None else num_sources
         self.weight = None if weight is None else _weight_column(graph, weight)
-        self.weighted, self.held_out = weight is not None, held_out
+        self.unequal = labor is not None and labor.iterations != 0
+        self.weighted, self.held_out, self.type_number = weight is not None or self.unequal, held_out, type_number
+        self.by_source = None
+        if labor is not None:
+            given = (self.weight, held_out, self.num_sources, type_number, cold)
+            self.by_source = SourceDraws(labor, self.indptr, self.indices, *given)
 
     def count(self, nodes: NodeHops, edges: EdgeHops, hop: int) -> tuple[int, int, int]:
         """Return (edges, hub, degree): at most so many are sampled in hop `hop`, and the node there with the most in-edges."""
@@ -224,9 +199,15 @@ class EdgeSampler:
             raise StoreError(f"indptr decreases at node {hub}: the store is damaged; run `ooc verify` on it")
         return sampled, hub, degree
 
-    def draw_edges(self, nodes: NodeHops, edges: EdgeHops, hop: int, key: int, degree: int) -> None:
-        """Sample slots at the nodes of hop `hop`, whose most in-edges are `degree`; reads indptr (and weights), no edges."""
-        (start, stop), fanout, stream = nodes.expanding, self.fanout[hop], np.uint64(key & (2**64 - 1))
+    def draw_edges(self, nodes: NodeHops, edges: EdgeHops, hop: int, key: Key, degree: int) -> None:
+        """Sample slots at the nodes of hop `hop`, whose most in-edges are `degree`; reads indptr (and weights), no edges but
+        with `labor`."""
+        if self.by_source is not None:
+            where = (nodes.node, nodes.expanding, self.fanout[hop], hop)
+            left_out = edges.left_out if hop == 0 else None
+            self._check_drawn(self.by_source.draw(*where, key, left_out, edges.slot, edges.indptr, edges.stands_for))
+            return
+        (start, stop), fanout, stream = nodes.expanding, self.fanout[hop], self._stream(key)
         filtered, draw = self._filtered(nodes, edges, hop), (start, stop, fanout, self.replace, stream)
         node, indptr = nodes.node[start:stop], edges.indptr[start : stop + 1]
         if self.weight is None or edges.stands_for is None or fanout < 0:
@@ -244,10 +225,20 @@ class EdgeSampler:
         else:
             own = (rank, edges.slot, indptr, edges.stands_for)
             bad = filtered.draw_weighted(self.indptr, self.weight, node, stream, *own)
+        self._check_drawn(bad)
+
+    def _check_drawn(self, bad: int) -> None:
+        """Raise the error for a slot that a kernel found damaged, or whose weight is invalid; -1 for none."""
         if bad >= self.num_slots:
             raise damaged_slot(bad)
         if bad >= 0:
+            assert self.weight is not None
             raise InputError(f"the weight of slot {bad} is {self.weight[bad]}; sampling needs finite weights of at least 0")
+
+    def _stream(self, key: Key) -> np.uint64:
+        """The key of this type's draws, which depend on no other batch."""
+        assert isinstance(key, int)
+        return np.uint64(numbered(key, self.type_number) & (2**64 - 1))
 
     def gather(self, edges: EdgeHops) -> None:
         """Set the sources of the sampled edges, as node ids. Raises StoreError if the topology is damaged."""
@@ -255,13 +246,13 @@ class EdgeSampler:
         if damaged >= 0:
             raise damaged_slot(damaged)
 
-    def leave_out(self, nodes: NodeHops, edges: EdgeHops, hop: int, key: int) -> bool:
+    def leave_out(self, nodes: NodeHops, edges: EdgeHops, hop: int, key: Key) -> bool:
         """Drop the edges to leave out of the hop, whose sources are known now. False where a node has too few others among the
         drawn ones: the hop is then drawn again, with all its slots."""
         filtered = self._filtered(nodes, edges, hop)
         if filtered is None:
             return True
-        (start, stop), stream = nodes.expanding, np.uint64(key & (2**64 - 1))
+        (start, stop), stream = nodes.expanding, self._stream(key)
         node, indptr = nodes.node[start:stop], edges.indptr[start : stop + 1]
         if self.weight is None or edges.stands_for is None or filtered.fanout < 0:
             found = filtered.others(self.indptr, node, stream, edges.slot, edges.source, indptr)
@@ -275,7 +266,7 @@ class EdgeSampler:
     def _filtered(self, nodes: NodeHops, edges: EdgeHops, hop: int) -> FilteredDraws | None:
         """The draws of a hop that edges are left out of; None of another."""
         left_out = edges.left_out if hop == 0 else None
-        if left_out is None and self.held_out is None:
+        if self.by_source is not None or (left_out is None and self.held_out is None):
             return None
         if edges.filtered is None or edges.filtered[0] != hop:
             (start, stop), fanout = nodes.expanding, self.fanout[hop]
@@ -291,9 +282,10 @@ class NeighborSampler(EdgeSampler):
     Per node and hop, the seeds' hop first, `fanout` in-edges are sampled; -1 takes all. With `replace`, nodes with in-edges get
     exactly `fanout` of them. By `weight` (float[E] per slot, or the name of such a column) edges are sampled with probability
     proportional to it, and `Subgraph.stands_for` makes sums over samples unbiased. With a finite fan-out, edges of weight 0 are
-    never sampled: a sum weighted by edge weights (GCN) loses nothing, an unweighted one (GIN) lacks their terms. `max_bytes`
-    limits a batch's arrays, hash table and features, of `row_bytes` per node, and `expanded_bytes` more per node of all hops
-    but the last. Edges of `held_out` are never sampled. Raises ConfigError if the fan-out or the weight is invalid.
+    never sampled: a sum weighted by edge weights (GCN) loses nothing, an unweighted one (GIN) lacks their terms. `labor` draws
+    by random numbers of the sources. `max_bytes` limits a batch's arrays, hash table and features, of `row_bytes` per node, and
+    `expanded_bytes` more per node of all hops but the last. Edges of `held_out` are never sampled. Raises ConfigError if the
+    fan-out or the weight is invalid.
 
     >>> sampler = NeighborSampler(graph, [15, 10, 5])
     >>> subgraph = sampler.sample(np.array([4, 7]), key(seed, Purpose.SAMPLE, epoch, step))
@@ -310,12 +302,14 @@ class NeighborSampler(EdgeSampler):
         row_bytes: int = 0,
         expanded_bytes: int = 0,
         held_out: HeldOut | None = None,
+        labor: Labor | None = None,
+        cold: bool = False,
     ) -> None:
-        super().__init__(graph, fanout, replace, weight, held_out=held_out)
+        super().__init__(graph, fanout, replace, weight, held_out=held_out, labor=labor, cold=cold)
         self.max_bytes = max_bytes
         self.row_bytes, self.expanded_bytes = row_bytes, expanded_bytes
 
-    def sample(self, seeds: Ids, key: int, left_out: LeftOut | None = None) -> Subgraph:
+    def sample(self, seeds: Ids, key: Key, left_out: LeftOut | None = None) -> Subgraph:
         """Sample the neighborhood of `seeds` (int64[b], duplicates allowed); the sample at a node depends on (key, node), and
         at a seed on what is left out there.
 
@@ -340,7 +334,7 @@ class NeighborSampler(EdgeSampler):
         self, seeds: Ids, columns: Mapping[str, np.dtype[Any]] | None = None, left_out: LeftOut | None = None
     ) -> SubgraphBuilder:
         """Start a batch of `seeds`; for `columns` see `EdgeHops`. Raises InputError if a seed is not a node."""
-        builder = SubgraphBuilder(checked_seeds(seeds, self.num_nodes), self.weighted, columns or {})
+        builder = SubgraphBuilder(checked_seeds(seeds, self.num_nodes), self.weighted, columns or {}, self.unequal)
         builder.edges.left_out = left_out
         return builder
 
@@ -352,6 +346,8 @@ class NeighborSampler(EdgeSampler):
         most = HopBound(sampled, degree, min(stop + sampled, self.num_nodes + batch_size), done + sampled, stop)
         need = edge_bytes(most.num_edges, most.num_expanded, self.weighted) + node_bytes(most.num_nodes, self.row_bytes)
         need += self.expanded_bytes * most.num_expanded
+        if self.by_source is not None:
+            need += self.by_source.scratch_bytes(nodes.node[slice(*nodes.expanding)], self.fanout[hop])
         if self.max_bytes is not None and need > self.max_bytes:
             raise BudgetError(
                 f"hop {hop + 1} of fan-out {list(self.fanout)} samples {sampled} edges, so the batch may need "
@@ -360,7 +356,7 @@ class NeighborSampler(EdgeSampler):
             )
         return most
 
-    def draw(self, builder: SubgraphBuilder, hop: int, key: int, need: HopBound) -> None:
+    def draw(self, builder: SubgraphBuilder, hop: int, key: Key, need: HopBound) -> None:
         """Step 1 of a hop: sample slots at the nodes of hop `hop`; reads indptr (and weights), no edges."""
         builder.nodes.grow(need.num_nodes)
         builder.edges.grow(need.num_edges, need.num_expanded)
@@ -387,7 +383,7 @@ def checked_seeds(seeds: Ids, num_nodes: int, of: str = "") -> Ids:
 
 def node_bytes(num_nodes: int, row_bytes: int) -> int:
     """Bytes of so many nodes of a type with their hash table, twice while it grows to this size, and feature rows."""
-    return 8 * num_nodes + 24 * table_capacity(num_nodes) + row_bytes * num_nodes
+    return 8 * num_nodes + table_bytes(num_nodes) + row_bytes * num_nodes
 
 
 def edge_bytes(num_edges: int, num_expanded: int, weighted: bool) -> int:

@@ -5,19 +5,19 @@ of their pages is read in file order with many reads in flight, and each batch c
 this for features). The subgraphs equal `NeighborSampler.sample`'s.
 """
 
-import mmap
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import types
 
 from ooc.graph.blocks import Subgraph
+from ooc.graph.mapped_topology import request_in_edges
+from ooc.sampling.labor import Key
 from ooc.sampling.left_out import LeftOut
-from ooc.sampling.neighbor import HopBound, NeighborSampler, SubgraphBuilder, damaged_slot, scratch, table_capacity
+from ooc.sampling.neighbor import HopBound, NeighborSampler, SubgraphBuilder, damaged_slot, scratch
+from ooc.sampling.node_table import table_bytes
 from ooc.stores.arrays.rows import AnyArray, Ids, Rows
 from ooc.stores.errors import ConfigError, OocError
-from ooc.stores.io.segments import mapping_of
 from ooc.stores.jit import kernel
 
 AT_ONCE = 2**20
@@ -26,8 +26,6 @@ _PLAN_BYTES = 72
 """per id while its reads are planned and executed"""
 _UNION_BYTES = 16
 """per id in the union of all requests: itself and its position in file order"""
-
-_madvise = types.ExternalFunction("madvise", types.int32(types.intp, types.intp, types.int32))
 
 
 class FrontierRead(NamedTuple):
@@ -97,16 +95,6 @@ def _spread(flat: Ids, order: Ids, begin: int, stop: int, distinct: Ids, got: An
 
 
 @kernel
-def _ask_for(indptr: Ids, node: Ids, start: int, stop: int, address: int, itemsize: int) -> None:
-    """Advise the kernel to read the mapped column's pages of the in-edges of `node[start:stop]`."""
-    for i in range(start, stop):
-        begin = indptr[node[i]] * itemsize // mmap.PAGESIZE * mmap.PAGESIZE
-        end = indptr[node[i] + 1] * itemsize
-        if end > begin:
-            _madvise(address + begin, end - begin, mmap.MADV_WILLNEED)
-
-
-@kernel
 def _outside(slot: Ids, first: int, last: int, num_slots: int) -> int:
     """First position in slot[first:last] outside 0..num_slots-1, or -1."""
     for e in range(first, last):
@@ -141,7 +129,7 @@ def frontier_bytes(
     union = (_UNION_BYTES + itemsize + column_bytes) * sampled + (_PLAN_BYTES + max([itemsize, *columns])) * min(
         at_once, sampled
     )
-    largest = max((8 * need.num_edges + 24 * table_capacity(need.num_nodes) for need in needs), default=0)
+    largest = max((8 * need.num_edges + table_bytes(need.num_nodes) for need in needs), default=0)
     return arrays + union + largest
 
 
@@ -157,7 +145,7 @@ class _Batch:
     """A batch being sampled, or its error."""
 
     def __init__(
-        self, sampler: NeighborSampler, columns: Mapping[str, Rows], seeds: Ids, key: int, left_out: LeftOut | None
+        self, sampler: NeighborSampler, columns: Mapping[str, Rows], seeds: Ids, key: Key, left_out: LeftOut | None
     ) -> None:
         self.sampler, self.key = sampler, key
         self.error: Exception | None = None
@@ -178,9 +166,8 @@ class _Batch:
         """Step 1: sample the slots of hop `hop` and check their range."""
         assert self.need is not None
         sampler, builder, weight = self.sampler, self.builder, self.sampler.weight
-        if weight is not None and sampler.fanout[hop] >= 0 and mapping_of(weight) is not None:
-            nodes = builder.nodes
-            _ask_for(sampler.indptr, nodes.node, *nodes.expanding, weight.ctypes.data, weight.itemsize)
+        if weight is not None and sampler.fanout[hop] >= 0:
+            request_in_edges(weight, sampler.indptr, builder.nodes.node, *builder.nodes.expanding)
         try:
             sampler.draw(builder, hop, self.key, self.need)
             edges = builder.edges
@@ -256,7 +243,7 @@ class OnDiskFrontier:
         self.sampler, self.indices, self.max_bytes, self.at_once = sampler, indices, max_bytes, at_once
 
     def sample(
-        self, seeds: Sequence[Ids], keys: Sequence[int], left_out: Sequence[LeftOut | None] | None = None
+        self, seeds: Sequence[Ids], keys: Sequence[Key], left_out: Sequence[LeftOut | None] | None = None
     ) -> FrontierBatches:
         """Sample as many of the first batches (seeds int64[b], a key and what is left out of each) as fit `max_bytes`, at least
         one.

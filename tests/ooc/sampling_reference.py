@@ -1,7 +1,7 @@
 """Neighbor sampling in plain Python: PyG's loop (a dict of local ids, hop by hop) over the documented random numbers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -48,6 +48,37 @@ def by_weight(stream: Stream, weight: list[float], count: int, replace: bool) ->
     return sorted(i for _, i in ranked[:count])
 
 
+def source_numbers(graph: Graph, node: int, keys: Sequence[int]) -> list[float]:
+    """LABOR's number of each in-edge: its source's, and of further edges from one source their own. keys: of the quarters."""
+    found, met, (first, last) = [], set(), graph.slots(node)
+    for s in range(first, last):
+        hashed = mix(int(graph.indices[s]))
+        stream = keys[hashed % 4] ^ hashed
+        if hashed in met:
+            stream ^= mix(MASK - (s - first))
+        met.add(hashed)
+        found.append((mix(stream) >> 11) * 2.0**-53)
+    return found
+
+
+def by_source(
+    graph: Graph, node: int, count: int, keys: Sequence[int], weight: np.ndarray | None, left: Collection[int] = ()
+) -> tuple[list[int], list[float]]:
+    """LABOR's slots at a node, but for the sources `left` out, and what each stands for."""
+    first, last = graph.slots(node)
+    kept = [s for s in range(first, last) if graph.indices[s] not in left]
+    if count < 0:
+        return kept, [1.0] * len(kept)
+    number = source_numbers(graph, node, keys)
+    if weight is None:
+        kept = sorted(kept, key=lambda s: number[s - first])[:count]
+        return sorted(kept), []
+    ranked = sorted((-math.log(1 - number[s - first]) / weight[s], s) for s in kept if weight[s] > 0)
+    chosen = sorted(s for _, s in ranked[:count])
+    tau = ranked[count][0] if count < len(ranked) else math.inf
+    return chosen, [-1 / math.expm1(-tau * float(weight[s])) for s in chosen]
+
+
 def draw(graph: Graph, node: int, count: int, replace: bool, weight: np.ndarray | None, key: int) -> list[int]:
     """Slots drawn at a node."""
     first, last = graph.slots(node)
@@ -70,16 +101,24 @@ def reference(
     key: int,
     replace: bool = False,
     weight: np.ndarray | None = None,
+    labor: Callable[[int], Sequence[int]] | None = None,
+    left: Sequence[Collection[int]] = (),
 ) -> Subgraph:
-    """The subgraph `NeighborSampler` must give."""
+    """The subgraph `NeighborSampler` must give; labor: hop -> the keys of LABOR's quarters, left: what is left out at seeds."""
     node, local = list(seeds), {}
     for i, seed in enumerate(seeds):
         local.setdefault(seed, i)
     indptr, source, slot, num_nodes, num_edges = [0], [], [], [len(node)], []
-    for count in fanout:
+    stands_for: list[float] = []
+    for hop, count in enumerate(fanout):
         start, before = len(node) - num_nodes[-1], len(source)
-        for v in node[start:]:
-            for s in draw(graph, v, count, replace, weight, key):
+        for i, v in enumerate(node[start:]):
+            if labor is None:
+                slots = draw(graph, v, count, replace, weight, key)
+            else:
+                slots, factors = by_source(graph, v, count, labor(hop), weight, left[i] if hop == 0 and left else ())
+                stands_for += factors
+            for s in slots:
                 u = int(graph.indices[s])
                 if u not in local:
                     local[u] = len(node)
@@ -90,4 +129,5 @@ def reference(
         num_nodes.append(len(node) - start - num_nodes[-1])
         num_edges.append(len(source) - before)
     arrays = (np.array(values, np.int64) for values in (node, indptr, source, slot))
-    return Subgraph(*arrays, tuple(num_nodes), tuple(num_edges))
+    factors = None if labor is None or weight is None else np.array(stands_for)
+    return Subgraph(*arrays, tuple(num_nodes), tuple(num_edges), factors)

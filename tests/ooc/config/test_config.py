@@ -127,6 +127,11 @@ def test_a_fault_is_one_line_naming_the_key(values: dict[str, object], words: li
         ({"model": "rsage", "model_args": {"a": 1}}, "model_args apply to your own class .*, not to rsage"),
         ({"edge_type": "a:b:c"}, "edge_type does not apply to task node: leave it out, or use task edge or link"),
         ({"parts": 3, "mode": "full"}, "parts does not apply to mode full: leave it out, or use another mode"),
+        ({"sampler": "labor", "mode": "cluster"}, "sampler does not apply to mode cluster: leave it out, or use another mode"),
+        ({"batch_dependency": 4}, "batch_dependency applies to sampler = labor only: set that too, or leave it out"),
+        ({"importance": "*"}, "importance applies to sampler = labor only: set that too, or leave it out"),
+        ({"sampler": "labor", "importance": 1, "weight_attr": "w"}, "importance cannot be combined with weight_attr"),
+        ({"sampler": "labor", "replace": True}, "replace does not apply to sampler = labor: leave it out"),
         ({"model": "gcn", "heads": 4}, "heads does not apply to model gcn: leave it out"),
         ({"model": "appnp", "theta": 0.1}, "theta does not apply to model appnp"),
         ({"rescale": False}, "rescale does not apply to model sage"),
@@ -236,3 +241,9 @@ def test_a_deeply_nested_file(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(f'{{"model_args": {content}}}' if name.endswith("json") else f"model_args = {content}")
     with pytest.raises(ConfigError, match=r"run\.\w+: the configuration is nested too deeply"):
         load_config(tmp_path / name, BASE)
+
+
+def test_training_is_scored_and_predicted_on_request_only() -> None:
+    fields = [each.model_fields for each in classes().values()]
+    assert all(each["eval_splits"].default == ["val", "test"] for each in fields if "eval_splits" in each)
+    assert not any(each["plan"].default for each in fields if "plan" in each)

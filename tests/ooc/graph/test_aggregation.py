@@ -278,8 +278,7 @@ def scattered(strategy: Any, drawn: list[Any], cuts: list[int]) -> list[tuple[np
         at, of_row = np.arange(b - a) * F, scan.first[a : b + 1].astype(np.int64) - first
         target, edge = scan.target[first:stop], scan.edge[first:stop]
         scatter_aggregates(values, *load.decoders[0], at, of_row, target, edge, neighbor, self_rows)
-    for batch, begin, stop in zip(scan.batches, scan.start[:-1], scan.start[1:], strict=True):
-        scale_rows(neighbor[begin:stop], batch.scale)
+    scale_rows(neighbor, scan.scale)
     return [(neighbor[a:b], self_rows[scan.own[a:b]]) for a, b in zip(scan.start[:-1], scan.start[1:], strict=True)]
 
 

@@ -1,6 +1,7 @@
 """What keeps a mapped topology small: parts touched are counted, whoever touches them."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,10 +58,11 @@ def test_a_topology_that_fits_is_never_given_back(monkeypatch):
     assert forgotten == []
 
 
-def test_draws_by_weight_touch_every_slot_of_the_nodes_they_expand(monkeypatch):
+@pytest.mark.parametrize("how", [{"weight": "weight"}, {"weight": None, "all_in_edges": True}])
+def test_draws_by_weight_and_by_source_touch_every_slot_of_the_nodes_they_expand(monkeypatch, how):
     graph = graph_of([4 * PART, 10])
     forgotten = counting_forgets(graph, monkeypatch)
-    topology = Topology(graph, "weight", 2 * PART * 8, 0)
+    topology = Topology(graph, max_mapped=2 * PART * 8, max_warm=0, **how)
     topology.trim(subgraph_of([4 * PART], node=1))
     assert forgotten == []
     topology.trim(subgraph_of([0], node=0))

@@ -13,6 +13,7 @@ from torch_geometric.data import HeteroData
 
 from ooc.graph.aggregation import PreAggregation
 from ooc.graph.hetero import EdgeKey
+from ooc.loading import scan_memory
 from ooc.loading.link_neighbor_loader import LinkNeighborLoader
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.read_strategy import InMemory
@@ -76,7 +77,8 @@ def resident(path: Path) -> Iterator[Dataset]:
 
 
 @pytest.fixture(autouse=True)
-def _no_thread_left() -> Iterator[None]:
+def _no_thread_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(scan_memory, "GRACE_SECONDS", 0.02)  # most consumers here keep their batches
     yield
     gc.collect()
     assert no_threads()

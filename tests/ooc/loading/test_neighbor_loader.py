@@ -13,6 +13,7 @@ from torch_geometric.utils import degree, k_hop_subgraph
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.subgraph_loaders import ClusterLoader
 from ooc.runtime.keyed_random import Cursor
+from ooc.runtime.memory import Blocks
 from ooc.runtime.memory_plan import SCRATCH_BYTES, divide, plan_memory
 from ooc.stores.arrays.zarr_rows import BLOCK_BYTES
 from ooc.stores.dataset import Dataset
@@ -319,7 +320,7 @@ def test_a_loader_that_is_built_changes_nothing_for_another(ds, monkeypatch):
         assert policy == []
         for loader in (free, tight, parts, free):
             next(iter(loader))
-    assert policy == [True, False, True], "batches of parts leave it as it is"
+    assert policy == [Blocks.KEEP_ALL, Blocks.RETURN, Blocks.KEEP_ALL], "batches of parts leave it as it is"
 
 
 def test_features_in_chunks_larger_than_a_block_are_in_the_budget(ds, make_store, tmp_path):

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from ooc.graph.aggregation import PreAggregation
 from ooc.loading import shared_scan_plan as sweepplan
-from ooc.loading.batch_bytes import PIECE_BYTES, PIECES, ScanBytes, ScanSize
+from ooc.loading.batch_bytes import FEW, PIECE_BYTES, PIECES, ScanBytes, ScanSize
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.read_strategy import grouped
 from ooc.loading.shared_scan import SharedScans
 from ooc.loading.shared_scan_plan import BatchRemainder, ScanDraft, SharedScan, WaitingBatch, pieces
+from ooc.loading.shared_sums import LEAST_SHARED, digests_of
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor
 from ooc.stores.arrays.lmdb_rows import write_lmdb_rows
@@ -67,10 +68,10 @@ def drawn_at_random(rng: Any, size: int, top: int, weighed: bool) -> WaitingBatc
     row = rng.integers(0, top, size).astype(np.int64 if top > 2**31 else np.int32)
     target = np.sort(rng.integers(0, d, size)).astype(np.int32)
     edge = rng.random(size if weighed else 0).astype(np.float32)
-    node = rng.choice(min(top, 50), d, replace=False).astype(np.int64)
+    node = rng.choice(min(top, 50), d).astype(np.int64)  # seeds may repeat
     drawn: Any = type("Drawn", (), {"subgraph": type("Nodes", (), {"node": node})})
-    rest, share = BatchRemainder(drawn, np.ones(d, np.float32), d), ScanSize(d, 3 * d, size + d, size, 1)
-    return WaitingBatch(rest, row, target, edge, node, share)
+    rest, share = BatchRemainder(drawn, d), ScanSize(3 * d, 3 * d, d, size + d, size, 1, largest=3 * d)
+    return WaitingBatch(rest, row, target, edge, np.ones(d, np.float32), node, share)
 
 
 def sweep_of(batches: list[WaitingBatch], self_row_bytes: int = 3) -> SharedScan:
@@ -118,12 +119,71 @@ def test_entries_stand_by_row_and_in_order(sizes: list[int], top: int, seed: int
     assert scan.row.tolist() == sorted({*node.tolist(), *(row for each in wanted for row, _, _ in each)})
     assert [kept_by(scan)[place] for place in scan.own.tolist()] == node.tolist()
     assert scan.num_self_rows == len(kept_by(scan)) == len(set(node.tolist()))
-    assert scan.size == ScanSize(start[-1], 3 * scan.num_self_rows, sum(sizes) + start[-1], max(sizes), 1, 0, len(sizes))
+    sums, most = 3 * start[-1], 3 * max(batch.rest.num_rows for batch in batches)
+    entries = sum(sizes) + start[-1]
+    assert scan.size == ScanSize(sums, 3 * scan.num_self_rows, start[-1], entries, max(sizes), 1, 0, most, len(sizes))
+    if scan.rolls:
+        assert [kept_by(scan)[place] for place in range(scan.num_self_rows)] == sorted(set(node.tolist()))
     for k in range(len(batches)):
         alone = scan.only(k)
-        assert entries_of(alone) == sorted([(row, to - start[k], f) for row, to, f in wanted[k]], key=lambda entry: entry[0])
-        assert [kept_by(alone)[place] for place in alone.own.tolist()] == node[start[k] : start[k + 1]].tolist()
-        assert alone.num_self_rows == scan.num_self_rows
+        assert entries_of(alone) == sorted(wanted[k], key=lambda entry: entry[0])
+        places = scan.own[scan.own_start[k] : scan.own_start[k + 1]].tolist()
+        assert [kept_by(alone)[place] for place in places] == node[start[k] : start[k + 1]].tolist()
+        assert scan.made_for(k).tolist() == list(range(start[k], start[k + 1]))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=6),
+    contents=st.integers(1, 12),
+    seed=st.integers(0, 99),
+    weighed=st.booleans(),
+)
+def test_aggregates_that_add_the_same_are_made_once(sizes: list[int], contents: int, seed: int, weighed: bool) -> None:
+    """Batches of aggregates out of a few kinds, beside a scan of the same batches that share none."""
+    rng = np.random.default_rng(seed)
+    kinds = [rng.integers(0, 40, rng.integers(0, 5)) for _ in range(contents)]
+    factors = [rng.random(len(kind)).astype(np.float32) for kind in kinds]
+    alone = []
+    for size in sizes:
+        mine = [int(kind) for kind in rng.integers(0, contents, size)]
+        row = np.concatenate([np.empty(0, int), *(kinds[kind] for kind in mine)]).astype(np.int32)
+        target = np.repeat(np.arange(size, dtype=np.int32), [len(kinds[kind]) for kind in mine])
+        edge = np.concatenate([np.empty(0, np.float32), *(factors[kind] for kind in mine if weighed)])
+        scale = np.array([1 + kind % 3 for kind in mine], np.float32)
+        share = ScanSize(3 * size, 0, 0, len(row) + 1, 0, 0)
+        drawn: Any = None
+        alone.append(WaitingBatch(BatchRemainder(drawn, size), row, target, edge, scale, np.zeros(1, np.int64), share))
+    batches = [
+        replace(each, digest=digests_of(each.row, each.target, each.edge, each.scale, len(each.scale))) for each in alone
+    ]
+    scan, apart = sweep_of(batches), sweep_of(alone)
+
+    def content(scan: SharedScan) -> list[Any]:
+        of: list[list[Any]] = [[] for _ in range(scan.num_rows)]
+        for row, to, factor in entries_of(scan):
+            of[to].append((row, factor))
+        return list(zip(of, scan.scale.tolist(), strict=True)) if len(scan.scale) else [(each, 1.0) for each in of]
+
+    found, want = content(scan), content(apart)
+    done, made = set(), 0
+    for k, size in enumerate(sizes):
+        mine, before = want[slice(*apart.start[k : k + 2])], want[: apart.start[k]]
+        ends = range(*scan.start[k : k + 2].tolist())
+        places = list(ends) if scan.sums[k] is None else scan.sums[k].tolist()
+        assert [found[place] for place in places] == mine
+        assert not done.intersection(places)
+        done.update(ends)  # which no batch after needs
+        repeated = sum(each in before for each in mine)
+        shares = repeated > 0 and repeated * LEAST_SHARED >= size
+        new = {str(each) for each in mine if each not in before} if shares else mine
+        assert len(scan.made_for(k)) == len(new)
+        made += len(new)
+        alone = content(scan.only(k))
+        assert [alone[place] for place in scan.made_for(k)] == [found[place] for place in scan.made_for(k)]
+    assert scan.num_rows == made
+    assert scan.size.sums == 3 * made
+    assert scan.size.entries == np.count_nonzero(scan.target >= 0) + len(sizes)
 
 
 @pytest.mark.parametrize("source", ["float32", "float16", "lmdb", "foreign"])
@@ -162,10 +222,13 @@ def test_sweeps_hold_all_batches_in_order_within_their_bytes(path: Path, batch_s
         own = waits[at : at + len(scan.batches)]
         at += len(own)
         entries = sum(batch.row.nbytes + batch.target.nbytes + batch.edge.nbytes for batch in own)
-        sums = 4 * (scan.num_rows + scan.num_self_rows) * F
-        need = 2 * sums + 3 * entries + max(batch.size.activations for batch in own) + PIECES * memory.piece_bytes
+        held = max(4 * F * batch.rest.num_rows for batch in own) * 3
+        given_back = max(0, 4 * F * min(scan.num_rows, scan.num_self_rows) - held) if len(own) > FEW else 0
+        rows = 8 * (scan.num_rows + scan.num_self_rows) * F - given_back
+        need = rows + 3 * entries + max(batch.size.activations for batch in own) + PIECES * memory.piece_bytes
         assert len(own) == 1 or need <= scan.size.nbytes <= pool
-        assert scan.size.sums > 4 * scan.num_rows * F
+        assert scan.size.rows == rows
+        assert scan.size.sums == 4 * scan.num_rows * F
         assert scan.size.self_rows == 4 * scan.num_self_rows * F
         assert scan.size.entries >= entries
 
@@ -189,7 +252,7 @@ def test_two_batches_take_what_freed_blocks_were_to_have_and_more_do_not() -> No
     """And copies of destinations' rows: none of one batch, one of two, two of three and more."""
     rng = np.random.default_rng(0)
     one = drawn_at_random(rng, 10, 50, False)
-    share = ScanSize(sums=100, self_rows=0, entries=0, activations=50, besides=5, copied=10)
+    share = ScanSize(sums=100, self_rows=0, rests=0, entries=0, activations=50, besides=5, copied=10)
     batch = replace(one, size=share)
     sizes = []
     joined = share

@@ -17,6 +17,7 @@ from torch_geometric.utils import k_hop_subgraph
 
 from ooc.graph.blocks import Subgraph
 from ooc.sampling import NeighborSampler, kernels, neighbor
+from ooc.sampling.node_table import STAMPS, TABLE_KEPT, Table
 from ooc.stores.errors import BudgetError, ConfigError, InputError, StoreError
 from ooc.stores.graph import Graph
 from tests.ooc.sampling_reference import reference
@@ -317,7 +318,7 @@ def test_the_bound_covers_the_peak_of_sampling(monkeypatch: pytest.MonkeyPatch, 
             accepted = middle
         except BudgetError:
             refused = middle
-    monkeypatch.setattr(neighbor, "scratch", neighbor.Table())
+    monkeypatch.setattr(neighbor, "scratch", Table())
     tracemalloc.start()
     found = sample(accepted)
     peak = tracemalloc.get_traced_memory()[1]
@@ -336,14 +337,14 @@ def test_memory_follows_the_batch_not_the_graph() -> None:
     tracemalloc.stop()
     assert peak < 200_000
     sampler.sample(np.arange(0, 3_000_000, 2), 1)
-    assert neighbor.scratch.entries.nbytes <= neighbor.TABLE_KEPT
+    assert neighbor.scratch.entries.nbytes <= TABLE_KEPT
 
 
 def test_a_table_is_cleared_when_its_stamps_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = random_graph(200, 2000, seed=7)
     sampler = NeighborSampler(graph, [4, 4])
     expected = [sampler.sample(np.arange(key, 50), key) for key in range(6)]
-    monkeypatch.setattr(neighbor.scratch, "stamp", neighbor._STAMPS - 3)
+    monkeypatch.setattr(neighbor.scratch, "stamp", STAMPS - 3)
     for key, result in enumerate(expected):
         assert_same(sampler.sample(np.arange(key, 50), key), result)
     assert 0 < neighbor.scratch.stamp < 6

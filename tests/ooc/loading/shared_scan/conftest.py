@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ooc.loading import choose_read_strategy as choose_strategy
-from ooc.loading import shared_scan as shared_scans
+from ooc.loading import scan_memory
 from ooc.stores.build import write_store
 from ooc.stores.dataset import Dataset
 from ooc.stores.graph import Graph
@@ -35,7 +35,7 @@ def path(tmp_path_factory: Any, x: Any) -> Any:
 def _always_swept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every loader of rows on disk sweeps; and no thread is left."""
     monkeypatch.setattr(choose_strategy, "scan_pays", lambda rows, pool: True)
-    monkeypatch.setattr(shared_scans, "GRACE_SECONDS", 0.02)  # most consumers here keep their batches
+    monkeypatch.setattr(scan_memory, "GRACE_SECONDS", 0.02)  # most consumers here keep their batches
     yield
     gc.collect()
     assert eventually(lambda: no_threads() and not piece_threads())

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,13 +11,17 @@ from hypothesis import strategies as st
 from ooc.graph.aggregation import PreAggregation
 from ooc.loading import choose_read_strategy as choose_strategy
 from ooc.loading.choose_read_strategy import scan_pays
+from ooc.loading.sampling import Sampling
+from ooc.sampling.labor import Labor
 from ooc.stores.arrays.lmdb_rows import write_lmdb_rows
 from ooc.stores.arrays.zarr_rows import ShardedRows
+from ooc.stores.build import write_store
 from ooc.stores.dataset import Dataset
+from ooc.stores.graph import Graph
 from ooc.training.loop import train
-from tests.conftest import MakeStore
+from tests.conftest import MakeStore, random_edges
 from tests.ooc.batches import same
-from tests.ooc.loading.shared_scan.scanning import F, N, budget, from_memory, in_memory, loader_of, outcome
+from tests.ooc.loading.shared_scan.scanning import E, F, N, budget, from_memory, in_memory, loader_of, outcome
 from tests.ooc.loading.test_feature_gather import TYPES, write_features
 from tests.ooc.loading.test_superbatch import foreign_features
 from tests.ooc.runs import configure, curve
@@ -71,6 +76,27 @@ def test_batches_are_those_of_rows_in_memory(
         assert "sum" not in other.times()
     assert same((got, message), want[:2])
     assert edges_on_disk or notes == want[2]  # edges on disk are drawn by another stage
+
+
+@pytest.mark.parametrize(
+    "how", [{"fanout": [-1, -1]}, {"fanout": [3, 3], "sampler": Labor(True, 256), "budget": budget(1_500_000)}]
+)
+def test_batches_that_share_sums_need_fewer_scans(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]) -> None:
+    """Where all neighbors are taken, or those of the batch before; the batches are the same, and a sampler that repeats no
+    neighbors pays nothing."""
+    x = np.random.default_rng(0).standard_normal((N, 256), dtype=np.float32)
+    store = write_store(tmp_path / "wide.ooc", Graph.from_edges(*random_edges(N, E), N), x=x)
+    options = {"budget": budget(5_000_000), "batch_size": 10, **how}
+    with Dataset.open(store) as ds:
+        assert not loader_of(ds).strategy.memory.shares_sums
+        sharing = loader_of(ds, **options)
+        found = outcome(sharing)
+        monkeypatch.setattr(Sampling, "repeats_neighbors", False)
+        apart = loader_of(ds, **options)
+        assert same(found, outcome(apart))
+    assert sharing.times()["sum"]["items"] < 0.7 * apart.times()["sum"]["items"]
+    assert sharing.bytes_read < 0.7 * apart.bytes_read
+    assert same(found, in_memory(store, **options | {"budget": budget(10**8)}))
 
 
 @pytest.mark.parametrize("source", ["lmdb", "foreign"])

@@ -15,18 +15,21 @@ from ooc.stores.arrays.rows import ArrayRows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, StoreError
 from tests.ooc.batches import same
-from tests.ooc.loading.shared_scan.scanning import in_memory, loader_of, outcome, piece_threads
+from tests.ooc.loading.shared_scan.scanning import few, in_memory, loader_of, outcome, piece_threads
 from tests.ooc.loading.strategies import over, with_stage
 from tests.ooc.loading.test_superbatch import Behind, Broken
 from tests.waiting import NoMoreThreads, eventually, no_threads
 
 
 @pytest.mark.cases(2)
-@pytest.mark.parametrize("bad", [3, 47, 155, 299])
-def test_a_row_that_cannot_be_read_fails_at_its_batch(path: Any, ds: Dataset, x: Any, bad: int) -> None:
-    want = in_memory(path)[0][:15]
-    first = next(step for step, batch in enumerate(in_memory(path, pre_aggregation=None)[0]) if bad in batch.n_id)
-    loader = loader_of(ds)
+@pytest.mark.parametrize(("bad", "fanout"), [(3, [4, 3]), (47, [2, -1]), (155, [4, 3]), (299, [1, -1])])
+def test_a_row_that_cannot_be_read_fails_at_its_batch(path: Any, ds: Dataset, x: Any, bad: int, fanout: list[int]) -> None:
+    """Of batches that share aggregates too."""
+    options = {"fanout": fanout, "budget": few(10)}
+    want = in_memory(path, fanout=fanout)[0][:15]
+    rows = in_memory(path, fanout=fanout, pre_aggregation=None)[0]
+    first = next(step for step, batch in enumerate(rows) if bad in batch.n_id)
+    loader = loader_of(ds, **options)
     over(loader, Behind(Broken(x, bad)))
     got = []
     with pytest.raises(StoreError, match=f"row {bad} cannot") as caught:

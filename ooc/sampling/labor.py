@@ -1,0 +1,424 @@
+"""LABOR: layer-neighbor sampling with one random number a source, so that the destinations of a batch share neighbors.
+
+A destination takes the `fanout` in-edges whose sources have the smallest numbers (Balin and Catalyurek, "Layer-Neighbor
+Sampling - Defusing Neighborhood Explosion in GNNs", 2023: LABOR-0 by sequential Poisson sampling, as GraphBolt has it). The
+numbers of different sources are independent, so every set of `fanout` in-edges of a destination is equally likely, as in
+uniform sampling, and means and sums over samples are unbiased; but two destinations that have a neighbor in common take it
+together. Of several edges from one source to one destination the first has the source's number, and the others have numbers of
+their own: with one number for all, their source would be drawn too rarely.
+
+Numbers change in steps. With `batch_dependency` K a source keeps its number for K batches, and at every K/4-th batch a quarter
+of the sources get new ones; in between, all batches draw alike, so equal destinations have equal samples there.
+"""
+
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc.runtime.keyed_random import Purpose, mix64, numbered
+from ooc.runtime.keyed_random import key as key_of
+from ooc.sampling.edge_split import is_held_out
+from ooc.sampling.kernels import Factors, Ranks, home, keep_smallest, push, sort_slots, uniform
+from ooc.sampling.left_out import is_left_out
+from ooc.stores.arrays.rows import AnyArray, Ids
+from ooc.stores.errors import ConfigError
+from ooc.stores.jit import kernel
+from ooc.stores.prefetch import AHEAD, prefetch
+
+QUARTERS = 4
+"""parts of the sources whose numbers change at different batches"""
+BatchKey = tuple[int, ...]
+"""the keys of the quarters, where a batch's draws depend on those of the batches before"""
+Key = int | BatchKey
+"""of a batch's draws"""
+
+_MASK = (1 << 64) - 1
+_LEAST_BITS, _MOST_BITS = 6, 18
+"""of the filter that finds sources met before at a node: 2**_MOST_BITS bits are 32 KiB"""
+_BITS_A_SLOT = 8
+_FEW = 64
+"""fan-outs up to here are chosen by counting ranks, larger ones by a heap"""
+_DEVIATIONS = 2.5
+"""by so many standard deviations more candidates are expected than are chosen, so that they are seldom too few"""
+_UNIT = 2.0**53
+_LINE_SLOTS = 16
+"""slots between prefetches of a node's in-edges: int32 per cache line"""
+MANY = 8
+"""in-edges of a node, by the fan-out, from which on its draws are kept for the batches that draw alike"""
+
+
+@dataclass(frozen=True)
+class Labor:
+    """LABOR sampling (Balin and Catalyurek, 2023): destinations of a batch share neighbors, so a batch has fewer nodes.
+
+    The value of `sampler` in `NeighborLoader` and `LinkNeighborLoader`; the text "labor" stands for `Labor()`.
+
+    Args:
+        layer_dependency: Whether a source has the same random number in all hops, so that layers share neighbors too.
+        batch_dependency: For how many batches K a source keeps its number, 1 or more: consecutive batches then share
+            neighbors. A quarter of the sources changes at every K/4-th batch.
+        importance: Iterations, 0 or more, or "*" until they converge, after which sources that many nodes of a batch have in
+            common are drawn more often: fewer nodes, and sums of more variance. Means are weighted by the inverse of how often
+            an edge is drawn, `edge_norm` of a batch, so they are unbiased but for a term that falls with the fan-out.
+
+    Raises:
+        ConfigError: An argument does not fit.
+
+    >>> labor = ooc.Labor(layer_dependency=True, batch_dependency=64)
+    >>> loader = ooc.NeighborLoader(ds, [10, 10], "train", batch_size=1024, shuffle=True, sampler=labor)
+    """
+
+    layer_dependency: bool = False
+    batch_dependency: int = 1
+    importance: int | Literal["*"] = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layer_dependency, bool | np.bool_):
+            raise ConfigError(f"layer_dependency must be True or False, not {self.layer_dependency!r}")
+        period = self.batch_dependency
+        if isinstance(period, bool) or not isinstance(period, Integral) or period < 1:
+            raise ConfigError(f"batch_dependency must be a whole number of 1 or more, not {period!r}")
+        often = self.importance
+        if often != "*" and (isinstance(often, bool) or not isinstance(often, Integral) or often < 0):
+            raise ConfigError(f"importance must be a whole number of 0 or more, or '*', not {often!r}")
+
+    @property
+    def repeats(self) -> bool:
+        """Whether several batches draw alike."""
+        return self.batch_dependency >= 2 * QUARTERS
+
+    @property
+    def iterations(self) -> int | None:
+        """Of the importance; None: until it changes little."""
+        return None if self.importance == "*" else int(self.importance)
+
+    @classmethod
+    def of(cls, sampler: Any) -> "Labor | None":
+        """What the argument `sampler` of a loader means; None for neighbor sampling. Raises ConfigError for another value."""
+        if isinstance(sampler, Labor):
+            return sampler
+        if sampler is None or (isinstance(sampler, str) and sampler in ("neighbor", "labor")):
+            return cls() if sampler == "labor" else None
+        raise ConfigError(
+            f"sampler must be 'neighbor', 'labor' or ooc.Labor(...), not {sampler!r}; the order of seeds comes from shuffle "
+            "and seed, or give input_nodes in your own order"
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All of it that batches depend on, for the state of a loader."""
+        kept = {"layer_dependency": bool(self.layer_dependency), "batch_dependency": int(self.batch_dependency)}
+        return {**kept, "importance": "*" if self.iterations is None else self.iterations}
+
+    def keys(self, key: Key, number: int, hop: int) -> NDArray[np.uint64]:
+        """The keys of the quarters in a hop, uint64[4]; number: of the sources' type."""
+        own = (key,) * QUARTERS if isinstance(key, int) else key
+        hop = 0 if self.layer_dependency else hop
+        return np.array([numbered(numbered(each & _MASK, number), hop) for each in own], np.uint64)
+
+
+def batch_key(seed: int, rank: int, step: int, period: int) -> BatchKey:
+    """The keys of the quarters at a step, counted over all epochs: each changes every `period` steps, one after the other."""
+    late = [quarter * period // QUARTERS if period >= QUARTERS else 0 for quarter in range(QUARTERS)]
+    turns = [(step + each) // period for each in late]
+    return tuple(key_of(seed, Purpose.VARIATE, turn, quarter, rank) for quarter, turn in enumerate(turns))
+
+
+class KeptDraws(NamedTuple):
+    """Draws at nodes of many in-edges, each at a place that follows from the node; no places: none are kept.
+
+    node: int64[c], -1 for none; degree: int64[c], its in-edges; size: int64[c], the slots drawn; slot: int64[c, fanout].
+    """
+
+    node: Ids
+    degree: Ids
+    size: Ids
+    slot: Ids
+
+    @classmethod
+    def empty(cls, places: int, fanout: int) -> "KeptDraws":
+        """places: 0 or a power of two."""
+        degree, size = np.zeros(places, np.int64), np.zeros(places, np.int64)
+        return cls(np.full(places, -1, np.int64), degree, size, np.zeros((places, fanout), np.int64))
+
+    def clear(self) -> None:
+        self.node[:], self.degree[:] = -1, 0
+
+
+@kernel
+def place_of(kept: KeptDraws, node: int, degree: int, fanout: int) -> int:
+    """Where the draw at a node is kept, -1 where it is not."""
+    if len(kept.node) == 0 or degree < MANY * fanout:
+        return -1
+    return home(node, len(kept.node) - 1)
+
+
+@kernel
+def keep_draw(kept: KeptDraws, place: int, node: int, degree: int, slot: Ids, at: int, size: int) -> None:
+    """Keep the draw slot[at:at+size] in place of one at a node of no more in-edges."""
+    if place >= 0 and degree >= kept.degree[place]:
+        kept.node[place], kept.degree[place], kept.size[place] = node, degree, size
+        for j in range(size):
+            kept.slot[place, j] = slot[at + j]
+
+
+@kernel
+def clear(seen: NDArray[np.uint64], degree: int) -> np.uint64:
+    """Empty as much of a filter as a node with so many in-edges needs; returns the shift from a hash to its bit there."""
+    bits = _LEAST_BITS
+    while bits < _MOST_BITS and (1 << bits) < _BITS_A_SLOT * degree:
+        bits += 1
+    seen[: 1 << (bits - _LEAST_BITS)] = 0
+    return np.uint64(64 - bits)
+
+
+@kernel
+def occurs(indices: AnyArray, first: int, stop: int, source: int) -> bool:
+    """Whether a slot of first:stop has this source."""
+    s = first
+    while s < stop and int(indices[s]) != source:
+        s += 1
+    return s < stop
+
+
+@kernel
+def by_weight(number: float, weight: float) -> float:
+    """An exponential variate with this rate, of a number in [0, 1)."""
+    return -np.log(1.0 - number) / weight
+
+
+@kernel
+def draw_smallest(
+    indices: AnyArray,
+    weight: AnyArray,
+    v: int,
+    first: int,
+    last: int,
+    fanout: int,
+    keys: NDArray[np.uint64],
+    left: Ids,
+    held_key: np.uint64,
+    share: float,
+    words: NDArray[np.uint64],
+    seen: NDArray[np.uint64],
+    rank: Ranks,
+    slot: Ids,
+    at: int,
+    stands_for: Factors,
+) -> int:
+    """Sample up to `fanout` > 0 slots of node `v`, first:last, into slot[at:]; returns their number.
+
+    The filter `seen` says which sources may have been met before; whether one was is looked up only where it matters, which is
+    rare: where the number of the source or that of the slot is small. For `stands_for` see `kernels.draw_keys`.
+    """
+    shift = clear(seen, last - first)
+    filtered, weighted = share > 0 or len(left) > 0, len(weight) > 0
+    size, tau, w = 0, np.inf, 1.0
+    for s in range(first, last):
+        source = int(indices[s])
+        if filtered and (is_held_out(held_key, share, words, s, source, v) or is_left_out(left, 0, len(left), source)):
+            continue
+        hashed = mix64(np.uint64(source))
+        bit = hashed >> shift
+        word, mask = np.int64(bit >> np.uint64(6)), np.uint64(1) << (bit & np.uint64(63))
+        maybe_met = seen[word] & mask != 0
+        seen[word] |= mask
+        if weighted:
+            w = np.float64(weight[s])
+            if w <= 0:
+                continue
+        stream = keys[np.int64(hashed & np.uint64(3))] ^ hashed
+        value = uniform(stream, 0)
+        value = by_weight(value, w) if weighted else value
+        if maybe_met:
+            other = uniform(stream ^ mix64(~np.uint64(s - first)), 0)
+            other = by_weight(other, w) if weighted else other
+            if min(value, other) < tau and occurs(indices, first, s, source):
+                value = other
+        if size < fanout:
+            push(rank, slot, at, size, value, s)
+            size += 1
+        elif value < rank[0]:
+            tau = rank[0]  # the largest selected number is below all that lost before
+            keep_smallest(rank, slot, at, size, value, s)
+        else:
+            tau = min(tau, value)
+    sort_slots(slot, at, at + size)
+    if weighted:
+        for e in range(at, at + size):
+            stands_for[e] = -1.0 / np.expm1(-tau * np.float64(weight[slot[e]]))
+    return size
+
+
+@kernel
+def keep_least(number: NDArray[np.uint64], candidate: Ids, keep: NDArray[np.bool_], size: int, fanout: int) -> np.uint64:
+    """Move the `fanout` of candidate[:size] with the smallest numbers to its front, in order; returns the largest of these.
+
+    Ranks are counted, without a branch that depends on a number.
+    """
+    for i in range(size):
+        smaller = 0
+        for j in range(size):
+            smaller += int(number[j] < number[i])
+        keep[i] = smaller < fanout
+    at, largest = 0, np.uint64(0)
+    for i in range(size):
+        number[at], candidate[at] = number[i], candidate[i]
+        largest = max(largest, number[at]) if keep[i] else largest
+        at += int(keep[i])
+    return largest
+
+
+@kernel
+def draw_few(
+    indices: AnyArray,
+    v: int,
+    first: int,
+    last: int,
+    fanout: int,
+    keys: NDArray[np.uint64],
+    left: Ids,
+    held_key: np.uint64,
+    share: float,
+    words: NDArray[np.uint64],
+    seen: NDArray[np.uint64],
+    number: NDArray[np.uint64],
+    candidate: Ids,
+    keep: NDArray[np.bool_],
+    guess: float,
+    slot: Ids,
+    at: int,
+) -> int:
+    """`draw_smallest` without weights: collects the slots with numbers below a limit, about `guess` of them; returns -1 where
+    these are fewer than `fanout`. candidate: 2 * fanout and more."""
+    shift, filtered, size = clear(seen, last - first), share > 0 or len(left) > 0, 0
+    limit = np.uint64(guess / (last - first) * _UNIT) if guess < last - first else np.uint64(_UNIT)
+    whole = limit == np.uint64(_UNIT)
+    for s in range(first, last):
+        source = int(indices[s])
+        if filtered and (is_held_out(held_key, share, words, s, source, v) or is_left_out(left, 0, len(left), source)):
+            continue
+        hashed = mix64(np.uint64(source))
+        stream = keys[np.int64(hashed & np.uint64(3))] ^ hashed
+        value = mix64(stream) >> np.uint64(11)
+        bit = hashed >> shift
+        word, mask = np.int64(bit >> np.uint64(6)), np.uint64(1) << (bit & np.uint64(63))
+        before = seen[word]
+        seen[word] = before | mask
+        if before & mask != 0:
+            other = mix64(stream ^ mix64(~np.uint64(s - first))) >> np.uint64(11)
+            if min(value, other) < limit and occurs(indices, first, s, source):
+                value = other
+        number[size], candidate[size] = value, s
+        size += int(value < limit)
+        if size == len(candidate):
+            limit, size = keep_least(number, candidate, keep, size, fanout), fanout
+    if size < fanout and not whole:
+        return -1
+    if size > fanout:
+        keep_least(number, candidate, keep, size, fanout)
+        size = fanout
+    for j in range(size):
+        slot[at + j] = candidate[j]
+    return size
+
+
+@kernel
+def draw_all(
+    indices: AnyArray,
+    v: int,
+    first: int,
+    last: int,
+    left: Ids,
+    held_key: np.uint64,
+    share: float,
+    words: NDArray[np.uint64],
+    slot: Ids,
+    at: int,
+    stands_for: Factors,
+) -> int:
+    """Put the slots first:last of node `v` into slot[at:], without those to leave out; returns their number."""
+    size = 0
+    for s in range(first, last):
+        if share > 0 or len(left) > 0:
+            source = int(indices[s])
+            if is_held_out(held_key, share, words, s, source, v) or is_left_out(left, 0, len(left), source):
+                continue
+        slot[at + size] = s
+        size += 1
+    if len(stands_for) > 0:
+        stands_for[at : at + size] = 1
+    return size
+
+
+@kernel
+def draw_by_source(
+    indptr: Ids,
+    indices: AnyArray,
+    weight: AnyArray,
+    node: Ids,
+    start: int,
+    stop: int,
+    fanout: int,
+    keys: NDArray[np.uint64],
+    left_indptr: Ids,
+    left: Ids,
+    held_key: np.uint64,
+    share: float,
+    words: NDArray[np.uint64],
+    kept: KeptDraws,
+    slot: Ids,
+    edge_indptr: Ids,
+    stands_for: Factors,
+) -> int:
+    """`kernels.draw_uniform` or `kernels.draw_weighted` without replacement, by the numbers of the sources.
+
+    left_indptr, left: the sources left out at each node, as of `LeftOut`; empty for none. held_key, share, words: of `HeldOut`.
+    weight, stands_for: empty for uniform draws. kept: by the same keys and fan-out, without weights. Returns -1, or a slot that
+    is not there or whose weight is invalid.
+    """
+    at = edge_indptr[start]
+    seen, rank = np.empty(1 << (_MOST_BITS - _LEAST_BITS), np.uint64), np.empty(max(1, fanout), np.float64)
+    few, guess = 0 < fanout <= _FEW, fanout + _DEVIATIONS * np.sqrt(max(0, fanout)) + 1
+    number, candidate, keep = np.empty(4 * _FEW, np.uint64), np.empty(4 * _FEW, np.int64), np.empty(4 * _FEW, np.bool_)
+    for i in range(start, stop):
+        if i + 2 * AHEAD < stop:
+            prefetch(indptr, node[i + 2 * AHEAD])
+        if i + AHEAD < stop:
+            coming = indptr[node[i + AHEAD]]
+            prefetch(indices, coming)
+            prefetch(indices, coming + _LINE_SLOTS)
+        first, last = indptr[node[i]], indptr[node[i] + 1]
+        if first < 0 or last > indices.shape[0]:
+            return indices.shape[0]
+        out = left[left_indptr[i - start] : left_indptr[i - start + 1]] if len(left) > 0 else left
+        weighted = len(weight) > 0 and fanout >= 0
+        if weighted:
+            for s in range(first, last):
+                if not (weight[s] >= 0 and weight[s] < np.inf):
+                    return s
+        place = place_of(kept, node[i], last - first, fanout) if fanout > 0 and len(out) == 0 else -1
+        if place >= 0 and kept.node[place] == node[i]:
+            size = kept.size[place]
+            for j in range(size):
+                slot[at + j] = kept.slot[place, j]
+        elif fanout < 0 or (last - first <= fanout and not weighted):
+            size = draw_all(indices, node[i], first, last, out, held_key, share, words, slot, at, stands_for)
+        elif fanout > 0:
+            what = (fanout, keys, out, held_key, share, words, seen)
+            if few and not weighted:
+                room = (number, candidate, keep)
+                size = draw_few(indices, node[i], first, last, *what, *room, guess, slot, at)
+                if size < 0:
+                    size = draw_few(indices, node[i], first, last, *what, *room, np.inf, slot, at)
+            else:
+                size = draw_smallest(indices, weight, node[i], first, last, *what, rank, slot, at, stands_for)
+            keep_draw(kept, place, node[i], last - first, slot, at, size)
+        else:
+            size = 0
+        at += size
+        edge_indptr[i + 1] = at
+    return -1

@@ -1,0 +1,126 @@
+"""Draws of one edge type by random numbers of the sources; see `Labor`."""
+
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ooc.graph.mapped_topology import request_in_edges
+from ooc.sampling import kernels
+from ooc.sampling.edge_split import HeldOut
+from ooc.sampling.importance import BYTES_A_SLOT, BYTES_A_SOURCE, InEdges, collect, draw_by_importance, importance_of
+from ooc.sampling.kernels import Factors
+from ooc.sampling.labor import KeptDraws, Key, Labor, draw_by_source
+from ooc.sampling.left_out import NOTHING, LeftOut
+from ooc.sampling.node_table import Table, table_bytes
+from ooc.stores.arrays.rows import AnyArray, Ids
+
+_NO_WEIGHT = _NO_FACTORS = np.empty(0, np.float32)
+_NONE = LeftOut(np.empty(0, np.int64), np.empty(0, np.int64))
+_Out = tuple[Ids, Ids, np.uint64, float, NDArray[np.uint64]]
+"""what is left out and held out, as kernels take it"""
+_table = Table()
+"""of the sources of a hop, for their importance"""
+
+
+_PLACES = 2**15
+"""draws that a thread keeps for each fan-out: 3 MB at 10"""
+_NO_DRAWS = KeptDraws.empty(0, 0)
+
+
+class RepeatedDraws(threading.local):
+    """The draws that a thread keeps for batches that draw alike, of each fan-out (and hop, where layers do not)."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int], tuple[bytes, KeptDraws]] = {}
+
+    def of(self, fanout: int, hop: int, keys: NDArray[np.uint64]) -> KeptDraws:
+        """Those made by these keys: empty when the keys have changed."""
+        made_by, kept = self._found.get((fanout, hop), (b"", None))
+        if kept is None:
+            kept = KeptDraws.empty(_PLACES, fanout)
+        elif made_by != keys.tobytes():
+            kept.clear()
+        self._found[fanout, hop] = keys.tobytes(), kept
+        return kept
+
+
+@dataclass(frozen=True)
+class SourceDraws:
+    """Draws in-edges at nodes of the target type, among those that are not left out: the sources of all in-edges are read."""
+
+    labor: Labor
+    indptr: Ids
+    indices: AnyArray
+    weight: AnyArray | None
+    """[E] to draw in proportion to"""
+    held_out: HeldOut | None
+    num_sources: int
+    type_number: int
+    """of the sources' type, each of which has random numbers of its own"""
+    cold: bool
+    """whether edges are mapped from the disk and were not read ahead"""
+    repeated: RepeatedDraws = field(default_factory=RepeatedDraws, repr=False, compare=False)
+
+    def draw(
+        self,
+        node: Ids,
+        bounds: tuple[int, int],
+        fanout: int,
+        hop: int,
+        key: Key,
+        left_out: LeftOut | None,
+        slot: Ids,
+        indptr: Ids,
+        stands_for: Factors | None,
+    ) -> int:
+        """Draw at node[start:stop] as `kernels.draw_weighted` does; returns -1, or a slot that is damaged or of an invalid
+        weight."""
+        if self.cold:
+            for column in (self.indices, self.weight):
+                if column is not None:
+                    request_in_edges(column, self.indptr, node, *bounds)
+        keys = self.labor.keys(key, self.type_number, hop)
+        out = (*(left_out or _NONE), *(self.held_out or NOTHING))
+        if self.labor.iterations != 0 and fanout > 0:
+            assert stands_for is not None
+            start, stop = bounds
+            return self._draw_by_importance(node[start:stop], fanout, keys, out, slot, indptr[start : stop + 1], stands_for)
+        weight = _NO_WEIGHT if self.weight is None else self.weight
+        factors = _NO_FACTORS if stands_for is None else stands_for
+        given, kept = (self.indptr, self.indices, weight, node, *bounds, fanout, keys), _NO_DRAWS
+        if self.labor.repeats and self.weight is None and fanout > 0:
+            kept = self.repeated.of(fanout, 0 if self.labor.layer_dependency else hop, keys)
+        return int(draw_by_source(*given, *out, kept, slot, indptr, factors))
+
+    def _draw_by_importance(
+        self, node: Ids, fanout: int, keys: AnyArray, out: _Out, slot: Ids, indptr: Ids, stands_for: Factors
+    ) -> int:
+        """`draw` where some sources are drawn more often."""
+        most = self._num_in_edges(node)
+        own, slots, source = np.zeros(len(node) + 1, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+        bad = int(collect(self.indptr, self.indices, node, self.num_sources, *out, own, slots, source))
+        if bad >= 0:
+            return bad
+        distinct = np.empty(min(most, self.num_sources), np.int64)
+        try:
+            _table.refill(len(distinct), distinct, 0)
+            count = int(kernels.relabel(_table.entries, _table.stamp, source, 0, int(own[-1]), distinct, 0))
+        finally:
+            _table.trim()
+        found = InEdges(own, slots, source, distinct[:count])
+        importance = importance_of(found, fanout, self.labor.iterations)
+        draw_by_importance(*found, importance, keys, fanout, slot, indptr, stands_for)
+        return -1
+
+    def scratch_bytes(self, node: Ids, fanout: int) -> int:
+        """Bytes that drawing at these nodes takes beside their edges: with importance for all of their in-edges."""
+        if self.labor.iterations == 0 or fanout <= 0:
+            return 0
+        slots = self._num_in_edges(node)
+        sources = min(slots, self.num_sources)
+        return BYTES_A_SLOT * slots + BYTES_A_SOURCE * sources + table_bytes(sources)
+
+    def _num_in_edges(self, node: Ids) -> int:
+        return int(kernels.count_edges(self.indptr, node, 0, len(node), -1, False)[0])
