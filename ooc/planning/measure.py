@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.graph.aggregation import Floats
 from ooc.loading.batch_bytes import PIECES
 from ooc.loading.collate import SampledBatch
 from ooc.loading.read_strategy import AHEAD, ReadStrategy, ServedBatch, sampled_batches, serve
+from ooc.loading.scan_memory import ScanRows
 from ooc.loading.shared_scan import FinishedScan, ScanSession, SharedScans
 from ooc.loading.shared_scan_plan import ScanDraft, ScanPiece, SharedScan
 from ooc.planning.simulate_superbatches import AggregationSpeed, BatchCosts, Lengths, cost_of
@@ -221,11 +221,11 @@ class _Maker:
         self._clock, self._model_s = Clock(), 0.0
         self.session = ScanSession(strategy, self._clock)
 
-    def buffer(self) -> tuple[Floats, Floats]:
-        """Zeros for a scan's aggregates and the rows it keeps."""
-        neighbor, self_rows = self.session.room_for(self._scan, 0)
-        neighbor[:], self_rows[:] = 0, 0
-        return neighbor, self_rows
+    def rows(self) -> ScanRows:
+        """Zeros for a scan's aggregates and the rows it keeps, in memory; serving gives none of it back."""
+        rows = self.session.room_for(self._scan, 0, gives_back=False)
+        rows.neighbor[:], rows.self_rows[:] = 0, 0
+        return rows
 
     def pieces(self) -> Iterator[ScanPiece]:
         cost = cost_of(self._rows)
@@ -234,11 +234,11 @@ class _Maker:
             self._model_s += read_s(cost, length)
             yield piece
 
-    def make(self, sums: tuple[Floats, Floats], todo: Iterator[ScanPiece]) -> _Pass:
+    def make(self, rows: ScanRows, todo: Iterator[ScanPiece]) -> _Pass:
         """Read pieces and add their rows to the aggregates."""
         before, model, reading, begun = self.counts.nbytes, self._model_s, self._clock.busy_s, time.perf_counter()
         with noting_waits() as waits:
-            self.session.add_up(self._scan, *sums, todo)
+            self.session.add_up(self._scan, rows, todo)
         waited = sum(stop - start for start, stop in waits)
         seconds = time.perf_counter() - begun
         return _Pass(seconds, self.counts.nbytes - before, self._model_s - model, self._clock.busy_s - reading, waited)
@@ -249,27 +249,27 @@ def try_scan(
 ) -> tuple[BatchCosts, int]:
     """Make a part of `scan` for about `seconds`, serve its batches to `step` for as long, and then both at once.
 
-    Returns the costs, and the most bytes of the process but for the aggregates (of two scans, as in training) and the scan.
+    Returns the costs, and the most bytes of the process but for the aggregates and the scan.
     strategy: whose counters and buffers nobody else uses; steps: of the epoch; base: what is known already.
     """
     maker = _Maker(strategy, scan)
     try:
         with MemoryMeter("plan", period_s=0.005) as meter:
-            made, served = maker.buffer(), maker.buffer()
-            maker.make(made, islice(maker.pieces(), PIECES + 1))  # loads the kernels
+            rows = maker.rows()  # what is served does not matter: while these are made they serve batches
+            maker.make(rows, islice(maker.pieces(), PIECES + 1))  # loads the kernels
             end = time.perf_counter() + seconds
-            alone = maker.make(served, takewhile(lambda _: time.perf_counter() < end, maker.pieces()))
-            finished = FinishedScan(len(scan.batches), None, scan.batches, scan.start, scan.own, scan.own_start, *served)
+            alone = maker.make(rows, takewhile(lambda _: time.perf_counter() < end, maker.pieces()))
+            finished = FinishedScan.of(len(scan.batches), None, scan, rows)
             with _pipeline(maker.session, finished, steps) as pipeline:
-                found = _beside(pipeline, maker, made, step, base, alone, seconds)
+                found = _beside(pipeline, maker, rows, step, base, alone, seconds)
     finally:
         maker.session.end()
-    known = sum(part.nbytes for part in (*made, *served)) + scan.nbytes + sum(rest.nbytes for rest in scan.batches)
+    known = rows.neighbor.nbytes + rows.self_rows.nbytes + scan.nbytes + sum(rest.nbytes for rest in scan.batches)
     return replace(found, collate_s=median_of(pipeline.clocks["collate"], WARM_STEPS)), max(0, meter.peak - known)
 
 
 def _beside(
-    pipeline: Pipeline, maker: _Maker, sums: tuple[Floats, Floats], step: Step, base: BatchCosts, alone: _Pass, seconds: float
+    pipeline: Pipeline, maker: _Maker, rows: ScanRows, step: Step, base: BatchCosts, alone: _Pass, seconds: float
 ) -> BatchCosts:
     """`base` with the pace, a batch while no aggregates are made, and the model's part of a batch while they are."""
     runs = batch_seconds(pipeline, step)
@@ -282,7 +282,7 @@ def _beside(
             yield from takewhile(lambda _: not stop.is_set(), maker.pieces())
 
     with ThreadPoolExecutor(1, thread_name_prefix="ooc-plan") as pool:
-        making = pool.submit(maker.make, sums, over_and_over())
+        making = pool.submit(maker.make, rows, over_and_over())
         try:
             next(runs)  # the batch under way when it began
             before, begun, spans = maker.counts.nbytes, time.perf_counter(), len(pipeline.clocks[CONSUMER].spans)

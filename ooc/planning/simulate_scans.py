@@ -28,8 +28,9 @@ class ScanLoad(NamedTuple):
     """What a scan wants of the disk and of the memory, or the mean of several.
 
     asked: rows its batches want, each time they do; nbytes, read_s: to read, and what that should take by the device's cost
-    model. Bytes of memory: sums, of the aggregates; rests, of what remains of its batches beside them; entries, as they come,
-    one copy; table, of the entries in file order, with the rows that they need.
+    model. Bytes of memory: sums, of the aggregates and own rows; pair, of those of two such scans at once; rests, of what
+    remains of its batches beside them; entries, as they come, one copy; table, of the entries in file order, with the rows that
+    they need.
     """
 
     batches: float
@@ -38,6 +39,7 @@ class ScanLoad(NamedTuple):
     nbytes: float
     read_s: float
     sums: float
+    pair: float
     rests: float
     entries: float
     table: float
@@ -103,10 +105,15 @@ class SimulatedScans(SimulatedReads):
         none = ScanLoad(*[0.0] * len(ScanLoad._fields))
         known = [none, none, *self.of(steps), none, none]
         most = max(
-            (served.sums + made.sums) + (made.table + 2 * drawn.entries) + (served.rests + made.rests + drawn.rests)
+            _rows(served, made) + (made.table + 2 * drawn.entries) + (served.rests + made.rests + drawn.rests)
             for served, made, drawn in zip(known, known[1:], known[2:], strict=False)
         )
         return round(most)
+
+
+def _rows(served: ScanLoad, made: ScanLoad) -> float:
+    """Bytes of aggregates and own rows of one scan that serves batches while the other one is made, at most."""
+    return (served.pair + made.pair) / 2 if served.batches and made.batches else served.sums + made.sums
 
 
 def simulate_scans(
@@ -138,6 +145,7 @@ def simulate_scans(
                 nbytes=nbytes,
                 read_s=extents * cost.read_s + nbytes * cost.byte_s,
                 sums=memory.self_row_bytes * (scan.num_rows + scan.num_self_rows),
+                pair=scan.size.rows,
                 rests=sum(rest.nbytes for rest in scan.batches),
                 entries=sum(nbytes for _, nbytes in wanted),
                 table=scan.nbytes,

@@ -44,6 +44,7 @@ from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import keep_large_blocks
 from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.pipeline import Stage
+from ooc.sampling.labor import Labor
 from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
@@ -469,9 +470,16 @@ class SampledMode(BatchMode):
             self.dataset,
             self._neighbors(config.fanout),
             input_nodes=self._input(config.train_split),
+            sampler=self.sampler,
             **shuffled,
             **self._sampling(),
         )
+
+    @property
+    def sampler(self) -> Labor | None:
+        """How training batches are drawn; scores do not depend on it, because their batches draw at each node independently."""
+        config = self.config
+        return Labor(config.layer_dependency, config.batch_dependency, config.importance) if config.sampler == "labor" else None
 
     @property
     def seeds_per_step(self) -> int:

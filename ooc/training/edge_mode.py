@@ -102,6 +102,7 @@ class EdgeMode(SampledMode):
     def _make_loader(self) -> BatchLoader:
         config = self.config
         shuffled: dict[str, Any] = {"batch_size": config.batch_size, "shuffle": True, "seed": config.seed}
+        shuffled["sampler"] = self.sampler
         links = self.edges.key, config.train_split
         return LinkNeighborLoader(self.dataset, self._neighbors(config.fanout), links, **shuffled, **self._sampling())
 

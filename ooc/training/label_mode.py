@@ -21,11 +21,9 @@ class LabelledSplits(Labelled, Protocol):
 
 
 class LabelMode(Mode):
-    """Training on the labels of a split; see `Mode`. best_scores: of the best model on validation, if this process has chosen
-    it."""
+    """Training on the labels of a split; see `Mode`."""
 
     config: LabelConfig
-    best_scores: Scores | None = None
 
     def __init__(self, config: LabelConfig, dataset: Dataset) -> None:
         super().__init__(config, dataset)
@@ -47,7 +45,6 @@ class LabelMode(Mode):
             return {}
         best = self.run.judge(scores)
         if best:
-            self.best_scores = scores
             self.keep_best()
         return {"val": scores, "best": best}
 
@@ -63,11 +60,11 @@ class LabelMode(Mode):
         """The model is the best so far: keep what of it is not in its `state_dict`."""
 
     def final_scores(self) -> dict[str, Scores]:
-        """Of `eval_splits`, with the draws that chose the model; validation's are known, if this process chose it."""
+        """Of `eval_splits`, with the draws that chose the model; validation's are known since then."""
         state = self.run.state
         epoch = state.epoch if state.best_epoch is None else state.best_epoch
         with self.run.measure("scoring"), self.run.booked("evaluate_seconds"):
-            known = {} if self.best_scores is None else {self.config.val_split: self.best_scores}
+            known = {} if state.best_scores is None else {self.config.val_split: state.best_scores}
             found = {split: known[split] if split in known else self.score(split, epoch) for split in self.config.eval_splits}
         return {split: scores for split, scores in found.items() if scores is not None}
 

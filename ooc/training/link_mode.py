@@ -122,7 +122,8 @@ class LinkMode(SampledMode):
         config = self.config
         kind = "binary" if config.loss == "bce" else "triplet"
         how = {"neg_sampling": {"mode": kind, "amount": config.ratio}, "exact_negatives": config.exact_negatives}
-        loader = self._links(config.train_split, config.batch_size, config.seed, shuffle=True, **how)
+        shuffled = {"shuffle": True, "sampler": self.sampler}
+        loader = self._links(config.train_split, config.batch_size, config.seed, **shuffled, **how)
         if not loader.num_seeds:
             raise ConfigError(f"{config.store} has no edges left to train on: give a smaller val and test")
         return loader

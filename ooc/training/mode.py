@@ -34,6 +34,8 @@ class RunState:
     """of this epoch's steps"""
     best_score: float | None = None
     best_epoch: int | None = None
+    best_scores: Scores | None = None
+    """of the best epoch on validation, with those that do not choose it"""
     stale: int = 0
     """evaluations since the best one"""
 
@@ -42,6 +44,7 @@ class RunState:
         """That of a checkpoint, at the beginning of the epoch that is the first to see what is new in the store."""
         state = cls(**saved["state"])
         state.epoch, state.step, state.loss_sum = state.epoch + (state.step > 0), 0, 0.0
+        state.best_scores = None  # of the store as it was
         return state
 
 

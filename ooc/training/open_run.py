@@ -11,6 +11,7 @@ import torch
 
 from ooc.config.base import CONFIG, RunConfig, parse, saved_config
 from ooc.config.modes import class_of
+from ooc.models.dropout import STREAM
 from ooc.runtime.memory import MemoryMeter
 from ooc.runtime.restoring import settings_restored
 from ooc.stores.arrays.rows import Ids
@@ -110,6 +111,11 @@ def compose(
             write_config(config)
         elif resumed:
             watchers.note(f"{config.out} holds no checkpoint: the run starts from the beginning")
+        if saved and draws_otherwise(config, saved):
+            watchers.note(
+                f"the run in {config.out} began with another version of ooc, whose dropout drew other random numbers: from "
+                "here on its losses are not those it would have had"
+            )
         for note in mode.notes():
             watchers.note(note)
         refused.pop_all()
@@ -197,6 +203,12 @@ def _left_by_a_killed_start(path: Path) -> bool:
 def write_config(config: RunConfig) -> None:
     """Keep the configuration in the run's directory; only under its log's lock."""
     checkpoint.write_json(config.out / CONFIG, config.model_dump(mode="json"))
+
+
+def draws_otherwise(config: RunConfig, saved: dict[str, Any]) -> bool:
+    """Whether the checkpoint `saved` was taken when the run's dropout drew other numbers than it now does."""
+    drops = any(getattr(config, name, None) for name in ("dropout", "input_dropout"))
+    return drops and saved["device"] == "cpu" and saved.get("dropout_stream", 1) != STREAM
 
 
 def check_environment(config: RunConfig, saved: dict[str, Any], now: dict[str, Any]) -> None:

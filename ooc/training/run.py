@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ooc.config.base import RunConfig
 from ooc.metrics.tasks import LOWER_IS_BETTER
+from ooc.models.dropout import STREAM
 from ooc.runtime.memory import MemoryMeter
 from ooc.stores.dataset import Dataset
 from ooc.training import checkpoint, summary
@@ -114,7 +115,7 @@ class Run:
             value = -value
         better = value is not None and (state.best_score is None or value > state.best_score)
         if better:
-            state.best_score, state.best_epoch, state.stale = value, state.epoch, 0
+            state.best_score, state.best_epoch, state.best_scores, state.stale = value, state.epoch, scores, 0
             self.best_model = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
         else:
             state.stale += 1
@@ -223,10 +224,11 @@ class Run:
 
 
 def environment(mode: Mode) -> dict[str, Any]:
-    """What must be the same again for a resumed run to go on to the bit."""
+    """What must be the same again for a resumed run to go on to the bit; all but `dropout_stream` is refused otherwise."""
     return {
         "device": mode.device.type,
         "threads": torch.get_num_threads(),
+        "dropout_stream": STREAM,
         "world_size": 1,
         "store_fingerprint": mode.dataset.fingerprint,
         "model_fingerprint": checkpoint.fingerprint(mode.model.state_dict()),

@@ -252,7 +252,7 @@ class TimeMode(Mode):
                 f"{config.out} is through its {config.epochs} epochs, and {dataset.path} has grown since: to go on with what "
                 "is there now give more `epochs`"
             )
-        state.best_score, state.best_epoch, state.stale = None, None, 0
+        state.best_score, state.best_epoch, state.best_scores, state.stale = None, None, None, 0
         taken = saved | {"state": asdict(state), "best_model": None, "scores": {}}
         return taken, Growth(touched, state.epoch, f"{dataset.path} has grown since this run last saw it: {why}")
 

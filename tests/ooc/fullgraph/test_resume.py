@@ -119,6 +119,16 @@ def test_a_killed_step_goes_on(
         assert went_on >= 2
 
 
+def test_a_step_of_another_stream_of_dropout_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of its rows would be dropped by other numbers than their gradients."""
+    model = make("sage", dropout=0.4)
+    torch.manual_seed(11)
+    now = notes.key_of(model, "data")
+    assert notes.key_of(model, "data") == now
+    monkeypatch.setattr(notes, "STREAM", notes.STREAM - 1)
+    assert notes.key_of(model, "data") != now
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("eager")
 def test_a_step_that_gathers_goes_on_behind_every_range(

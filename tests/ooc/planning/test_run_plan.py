@@ -206,7 +206,16 @@ def sweep_costs(batch_s: float = 0.1, byte_s: float = 1e-9, beside: float = 1.0)
 
 def scan(batches: float, nbytes: float = 1e9) -> ScanLoad:
     return ScanLoad(
-        batches, 100 * batches, 50 * batches, nbytes, nbytes * 1e-9, 1000 * batches, 10 * batches, 20 * batches, 25 * batches
+        batches=batches,
+        asked=100 * batches,
+        rows_read=50 * batches,
+        nbytes=nbytes,
+        read_s=nbytes * 1e-9,
+        sums=1000 * batches,
+        pair=1500 * batches,
+        rests=10 * batches,
+        entries=20 * batches,
+        table=25 * batches,
     )
 
 
@@ -252,11 +261,11 @@ def test_half_the_batches_read_more_than_half_the_bytes(ds: Dataset) -> None:
 
 
 def test_what_sweeps_hold_grows_to_three_of_them(ds: Dataset) -> None:
-    """Two with sums, and one whose entries are put in order."""
+    """Two with sums, of which one fills what the other gives back, and one whose entries are put in order."""
     rows = ds.stored("x")
     peaks = [SimulatedScans((scan(10),) * count, 10, rows).peak_bytes(sweep_costs(), 10 * count, 0) for count in (1, 2, 3, 9)]
     assert peaks == sorted(peaks)
-    assert peaks[2] == peaks[3] == 2 * 10_000 + 3 * 100 + 250 + 2 * 200
+    assert peaks[2] == peaks[3] == 15_000 + 3 * 100 + 250 + 2 * 200
     assert SimulatedScans((scan(10),), 10, rows).peak_bytes(sweep_costs(), 1000, 0) == peaks[3], (
         "also where the sample ended in the first"
     )

@@ -106,7 +106,7 @@ def test_a_run_is_resumed_on_a_store_that_grew_only_when_asked(tmp_path: Path) -
 def test_a_run_on_the_whole_graph_goes_on_where_that_grew(tmp_path: Path) -> None:
     files, store = tables(tmp_path), tmp_path / "store.ooc"
     ingest(IngestSpec(out=store, **given(files, "base")))
-    settings: dict[str, Any] = {"store": store, "hidden": 8, "layers": 2, "placement": "disk", "threads": 1}
+    settings: dict[str, Any] = {"store": store, "hidden": 8, "layers": 2, "placement": "disk", "threads": 1, "plan": True}
     train_whole(FullConfig(out=tmp_path / "run", epochs=2, **settings))
     append(AppendSpec(out=store, **given(files, "new")))
     train_whole(FullConfig(out=tmp_path / "run", epochs=3, **settings), resume=True, grown=True)

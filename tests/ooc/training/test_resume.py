@@ -65,6 +65,37 @@ def test_features_larger_than_the_memory_train_evaluate_and_resume(
     assert resumed["rows_read"] > 600  # rows were given up and read again
 
 
+class Notes(KillAt):
+    """What a person is told."""
+
+    def __init__(self, total_steps: int = -1) -> None:
+        super().__init__(total_steps)
+        self.all: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.all.append(text)
+
+
+@pytest.mark.parametrize(("dropout", "kept", "told"), [(0.5, None, True), (0.5, 2, False), (0.0, None, False)])
+def test_a_run_whose_dropout_drew_other_numbers_goes_on_and_is_told(
+    make_store: MakeStore, tmp_path: Path, dropout: float, kept: int | None, told: bool
+) -> None:
+    """Checkpoints of earlier versions have no number of the stream."""
+    config = configure(make_store(), tmp_path / "run", dropout=dropout, checkpoint_every=1, epochs=1)
+    with pytest.raises(Killed):
+        train(config, watcher=KillAt(2))
+    saved = checkpoint.load(config.out)
+    assert saved is not None
+    assert saved.pop("dropout_stream") == 2
+    checkpoint.save(config.out, saved if kept is None else saved | {"dropout_stream": kept})
+    notes = Notes()
+    train(config, resume=True, watcher=notes)
+    assert any("dropout drew other random numbers" in text for text in notes.all) is told
+    saved = checkpoint.load(config.out)
+    assert saved is not None
+    assert saved["dropout_stream"] == 2
+
+
 def test_settings_that_were_refused_are_not_those_of_the_next_resume(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +218,20 @@ def test_a_start_killed_while_its_configuration_was_written_can_be_resumed(make_
     (out / "metrics.jsonl").touch()
     train(configure(make_store(), out, epochs=1), resume=True)
     assert (out / "summary.json").exists()
+
+
+def test_a_run_by_labor_resumes_to_the_bit_and_by_labor_alone(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store(num_edges=1500)
+    own = {"epochs": 4, "sampler": "labor", "layer_dependency": True, "batch_dependency": 6, "importance": 1}
+    whole, cut = configure(store, tmp_path / "whole", **own), configure(store, tmp_path / "cut", **own, checkpoint_every=1)
+    train(whole)
+    with pytest.raises(Killed):
+        train(cut, watcher=KillAt(6))
+    for changed in ({"sampler": "neighbor"}, {"layer_dependency": False}, {"batch_dependency": 8}, {"importance": "*"}):
+        with pytest.raises(ConfigError, match=next(iter(changed))):
+            train(cut.model_copy(update=changed), resume=True)
+    train(cut, resume=True)
+    assert curve(cut.out) == curve(whole.out)
 
 
 @pytest.mark.cases(1)
