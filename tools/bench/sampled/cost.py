@@ -40,11 +40,16 @@ class Job:
     limit: str | None = None
     rows: bool = False
     """batches with rows, read by windows, not with the first layer's sums"""
+    dropout: float = 0.0
+    labor: int = 0
+    """batch dependency of LABOR sampling; 0: neighbor sampling"""
 
     @property
     def command(self) -> list[str]:
         """The command that runs it."""
         flags = {"features": self.features, "fanout": self.fanout, "batches": self.batches, "batch-size": self.batch_size}
+        flags |= {"dropout": self.dropout} if self.dropout else {}
+        flags |= {"labor": self.labor} if self.labor else {}
         words = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
         limit = [] if self.limit is None else ["--limit", str(parse_bytes(self.limit))]
         return [

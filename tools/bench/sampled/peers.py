@@ -3,7 +3,7 @@
     python -m tools.bench.sampled.peers WORK --peers DIR --pyg-python PY --graphbolt-python PY --limit 2GB --plot compare.png
 
 WORK has (or receives) the graph and its store. DIR has `pyg_neighborloader.py` and `graphbolt.py`, which take --x --y --indptr
---indices --features --limit --fanout --batches and print a JSON line; their interpreters need those packages.
+--indices --features --limit --fanout --dropout --batches and print a JSON line; their interpreters need those packages.
 
 Arms: ooc in RAM and from disk under the limit; both peers in RAM, and on a memory map with MADV_RANDOM under the same limit, in
 bytes. Before every run the page cache is dropped and the disk measured. `ooc`'s clock runs from the first request to the end of
@@ -27,6 +27,7 @@ from tools.bench.lib.disk_rates import Rates
 from tools.bench.lib.machine import describe
 from tools.bench.lib.stores import make_store
 from tools.bench.sampled.cost import Job, Result, beside_bound, run_cold, short_of
+from tools.graphs.make_graph import KINDS
 
 OOC_RAM, OOC_DISK = "ooc-ram", "ooc-disk"
 PEERS = ("pyg-ram", "pyg-trim-ram", "graphbolt-ram", "pyg-memmap", "graphbolt-memmap")
@@ -63,6 +64,7 @@ def peer_command(a: argparse.Namespace, arm: str) -> list[str] | None:
     script = a.peers / ("pyg_neighborloader.py" if peer == "pyg" else "graphbolt.py")
     arrays = [part for name in ("x", "y", "indptr", "indices") for part in (f"--{name}", str(a.work / f"{name}.npy"))]
     command = [python, str(script), *arrays, "--fanout", a.fanout, "--batch-size", str(a.batch_size)]
+    command += ["--dropout", str(a.dropout)] if a.dropout else []
     if how[-1] == "memmap":
         limit = ["--limit", str(parse_bytes(a.limit))]
         return [*command, "--features", "memmap-random", *limit, "--batches", str(a.memmap_batches)]
@@ -72,8 +74,8 @@ def peer_command(a: argparse.Namespace, arm: str) -> list[str] | None:
 def commands(a: argparse.Namespace, store: Path) -> dict[str, list[str]]:
     """The command of every arm that was asked for and can be run."""
     jobs = {
-        OOC_RAM: Job(store, "ram", a.fanout, a.batches, a.batch_size, rows=a.rows),
-        OOC_DISK: Job(store, "disk", a.fanout, a.batches, a.batch_size, a.limit, a.rows),
+        OOC_RAM: Job(store, "ram", a.fanout, a.batches, a.batch_size, rows=a.rows, dropout=a.dropout),
+        OOC_DISK: Job(store, "disk", a.fanout, a.batches, a.batch_size, a.limit, a.rows, a.dropout),
     }
     found = {arm: jobs[arm].command if arm in jobs else peer_command(a, arm) for arm in a.arms}
     return {arm: command for arm, command in found.items() if command is not None}
@@ -160,7 +162,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=8_000_000)
     parser.add_argument("--edges", type=int, default=80_000_000)
     parser.add_argument("--width", type=int, default=128, help="feature columns")
-    parser.add_argument("--kind", default="uniform")
+    parser.add_argument("--kind", default="uniform", choices=sorted(KINDS))
     parser.add_argument("--order", default="input", choices=["input", "degree"], help="of the nodes, for every arm")
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--pyg-python")
@@ -168,6 +170,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", choices=[OOC_RAM, OOC_DISK, *PEERS], default=[OOC_RAM, OOC_DISK, *PEERS])
     parser.add_argument("--limit", default="2GB")
     parser.add_argument("--fanout", default="10,10")
+    parser.add_argument("--dropout", type=float, default=0.0, help="of hidden rows, in every arm")
     parser.add_argument("--rows", action="store_true", help="batches with rows, not with the first layer's sums")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--batches", type=int, default=300)
@@ -193,6 +196,7 @@ def main() -> None:
     settings = {
         "graph": graph,
         "fanout": a.fanout,
+        "dropout": a.dropout,
         "batch_size": a.batch_size,
         "limit": a.limit,
         "rounds": a.rounds,

@@ -42,7 +42,7 @@ def measure(flags: list[str], a: argparse.Namespace) -> dict[str, Any]:
     run = a.work / "run"
     shutil.rmtree(run, ignore_errors=True)
     limits = ["--batch-size", str(a.batch_size), "--max-steps", str(a.steps), "--eval-splits", "val", "--lr", "0.001"]
-    command = [sys.executable, "-m", "ooc.cli", "train", str(a.store), "--out", str(run), *flags, *limits]
+    command = [sys.executable, "-m", "ooc.cli", "train", str(a.store), "--out", str(run), "--plan", *flags, *limits]
     subprocess.run(command, check=True, stdout=sys.stderr)
     found: dict[str, Any] = json.loads((run / "summary.json").read_text())["plan"]
     return found

@@ -33,7 +33,9 @@ def seeds_of_run(num_nodes: int, batch_size: int, batches: int, seed: int) -> ND
     return np.random.default_rng(seed).permutation(num_nodes)[: batch_size * batches]
 
 
-def warm_up(fanout: list[int], hidden: int, sums: int, like: Any, options: dict[str, Any]) -> None:
+def warm_up(
+    fanout: list[int], hidden: int, sums: int, like: Any, options: dict[str, Any], dropout: float = 0.0, labor: int = 0
+) -> None:
     """Compile the kernels in use (same dtypes) and let torch make its thread pools, on a graph of 2,000 nodes."""
     from tools.graphs.make_graph import make_graph
 
@@ -45,11 +47,11 @@ def warm_up(fanout: list[int], hidden: int, sums: int, like: Any, options: dict[
         import ooc
 
         with ooc.open(store, **options) as tiny:
-            train(tiny, np.arange(1024), fanout, 256, hidden, 0, sums)
+            train(tiny, np.arange(1024), fanout, 256, hidden, 0, sums, dropout=dropout, labor=labor)
 
 
-def learner(ds: Any, layers: int, hidden: int, seed: int) -> Callable[[Any], float]:
-    """A GraphSAGE of `layers` layers with Adam: takes one step on a batch, returns its loss."""
+def learner(ds: Any, layers: int, hidden: int, seed: int, dropout: float = 0.0) -> Callable[[Any], float]:
+    """A GraphSAGE of `layers` layers with Adam: takes one step on a batch, returns its loss. dropout: of hidden rows."""
     import torch
     import torch.nn.functional as F
 
@@ -57,7 +59,7 @@ def learner(ds: Any, layers: int, hidden: int, seed: int) -> Callable[[Any], flo
     from ooc.models.user_models import forward_batch
 
     torch.manual_seed(seed)
-    model = build_model("sage", ds.num_features, hidden, ds.num_classes, layers)
+    model = build_model("sage", ds.num_features, hidden, ds.num_classes, layers, dropout)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
 
     def step(batch: Any) -> float:
@@ -71,16 +73,26 @@ def learner(ds: Any, layers: int, hidden: int, seed: int) -> Callable[[Any], flo
 
 
 def loader_of(
-    ds: Any, seeds: Any, fanout: list[int], batch_size: int, budget: Any = None, sums: int = 0, shuffle: bool = False
+    ds: Any,
+    seeds: Any,
+    fanout: list[int],
+    batch_size: int,
+    budget: Any = None,
+    sums: int = 0,
+    shuffle: bool = False,
+    labor: int = 0,
 ) -> Any:
     """The loader of a run. sums: width of the first layer's output where the loader is to make that layer's sums of neighbors,
-    0 where batches are to have the rows; budget: a division of the memory that is known already."""
+    0 where batches are to have the rows; budget: a division of the memory that is known already; labor: batch dependency of
+    LABOR sampling with layer dependency, 0 for neighbor sampling."""
     import ooc
     from ooc.graph.aggregation import PreAggregation
 
     pre_aggregation = PreAggregation("mean", sums) if sums else None
     options: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "edge_ids": False, "seed": 0}
     options |= {"budget": budget, "pre_aggregation": pre_aggregation}
+    if labor:
+        options["sampler"] = ooc.Labor(layer_dependency=True, batch_dependency=labor)
     return ooc.NeighborLoader(ds, fanout, input_nodes=seeds, **options)
 
 
@@ -96,11 +108,20 @@ def windows_of(loader: Any) -> int:
 
 
 def train(
-    ds: Any, seeds: Any, fanout: list[int], batch_size: int, hidden: int, seed: int, sums: int = 0, budget: Any = None
+    ds: Any,
+    seeds: Any,
+    fanout: list[int],
+    batch_size: int,
+    hidden: int,
+    seed: int,
+    sums: int = 0,
+    budget: Any = None,
+    dropout: float = 0.0,
+    labor: int = 0,
 ) -> tuple[Steps, Any]:
-    """One pass over `seeds`: nodes, edges and loss of every step, and the loader. sums, budget: as of `loader_of`."""
-    step = learner(ds, len(fanout), hidden, seed)
-    loader = loader_of(ds, seeds, fanout, batch_size, budget, sums)
+    """One pass over `seeds`: nodes, edges and loss of every step, and the loader. sums, budget, labor: as of `loader_of`."""
+    step = learner(ds, len(fanout), hidden, seed, dropout)
+    loader = loader_of(ds, seeds, fanout, batch_size, budget, sums, labor=labor)
     steps: Steps = []
     for batch in loader:
         loss = step(batch)
@@ -123,16 +144,18 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
         # Before the libraries are warm and without columns that no batch meets, as in `ooc train`.
         budget = plan_memory(ds, columns=())
         sums = sums_of(a, fanout, ds)
-        warm_up(fanout, a.hidden, sums, ds, options)
+        warm_up(fanout, a.hidden, sums, ds, options, a.dropout, a.labor)
         begin = time.perf_counter()
-        steps, loader = train(ds, seeds, fanout, a.batch_size, a.hidden, a.seed, sums, budget)
+        steps, loader = train(ds, seeds, fanout, a.batch_size, a.hidden, a.seed, sums, budget, a.dropout, a.labor)
         seconds = time.perf_counter() - begin
     stages = loader.times()
     return {
         "features": a.features,
         "limit": a.limit,
         "seed": a.seed,
+        "labor": a.labor,
         "fanout": fanout,
+        "dropout": a.dropout,
         "batch_size": a.batch_size,
         "batches": len(steps),
         "seconds_per_batch": seconds / len(steps),
@@ -160,10 +183,12 @@ def main() -> None:
     parser.add_argument("--fanout", default="10,10")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--dropout", type=float, default=0.0, help="of hidden rows")
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--gap", type=int, help="KiB between rows that share a read; default: that of the disk profile")
     parser.add_argument("--rows", action="store_true", help="batches with rows, not with the first layer's sums")
+    parser.add_argument("--labor", type=int, default=0, metavar="K", help="LABOR sampling with this batch dependency")
     parser.add_argument("--seed", type=int, default=0)
     a = parser.parse_args()
     if a.limit:

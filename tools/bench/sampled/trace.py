@@ -2,7 +2,7 @@
 superbatches of those and the memory division. So nothing is recorded during the timed run."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 import ooc
 from ooc.loading.collate import SampledBatch
-from ooc.loading.read_strategy import ReadStrategy
+from ooc.loading.read_strategy import ReadStrategy, first_alone
 from ooc.loading.shared_scan import SharedScans
 from ooc.loading.superbatch import Superbatches
+from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.stores.arrays.zarr_rows import ShardedRows
@@ -53,7 +54,8 @@ class Trace:
         try:
             budget = MemoryPlan(**run["budget"])
             seeds = seeds_of_run(ds.num_nodes, run["batch_size"], run["batches"], run["seed"])
-            loader = loader_of(ds, seeds, run["fanout"], run["batch_size"], budget, run.get("sums", 0))
+            sums, labor = run.get("sums", 0), run.get("labor", 0)
+            loader = loader_of(ds, seeds, run["fanout"], run["batch_size"], budget, sums, labor=labor)
             return cls(ds, loader.strategy, budget, run["batches"])  # without a pipeline: nothing is read
         except BaseException:
             ds.close()
@@ -76,11 +78,12 @@ class Trace:
     def reads(self) -> Iterator[tuple[NDArray[Any], int]]:
         """Of every superbatch or scan: the rows that it had to read, int[u] ascending, and how many were in memory at once."""
         strategy, pool = self.strategy, self.strategy.pool(self.budget)
+        alone = first_alone([each.rows for each in strategy.stages.disk_arrays.values()], Clock())
         if isinstance(strategy, SharedScans):
-            for scan in strategy.plan(map(strategy.waiting, self.drawn()), pool):
+            for scan in strategy.plan(map(strategy.waiting, self.drawn()), pool, alone):
                 yield scan.row, 2 * 2 * scan.num_rows  # two rows a destination, and two scans
         elif isinstance(strategy, Superbatches):
-            for superbatch in strategy.planner(pool).plan(self.drawn()):
+            for superbatch in replace(strategy.planner(pool), first_alone=alone).plan(self.drawn()):
                 rows = superbatch.arrays[0]
                 yield rows.missing, rows.used.limit
 

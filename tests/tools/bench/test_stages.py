@@ -1,0 +1,22 @@
+"""The stages of a batch and their bounds."""
+
+import pytest
+
+from ooc.runtime.restoring import settings_restored
+from tests.conftest import MakeStore
+from tools.bench.sampled import stages
+
+
+def test_every_stage_has_cycles_and_a_bound(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stages, "CHAIN", 1000)
+    monkeypatch.setattr(stages, "COPY_BYTES", 2**16)
+    command = ["stages", str(make_store()), "--fanout", "3,3", "--hidden", "8", "--batch-size", "8", "--dropout", "0.5"]
+    monkeypatch.setattr("sys.argv", [*command, "--batches", "2", "--warmup", "1"])
+    with settings_restored():
+        stages.main()
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    names = [name for half in ("forward", "backward") for name in (f"{half}: products", f"{half}: rest")]
+    assert [row[0] for row in rows[:-1]] == ["sample", "gather and sum", "collate", *names, "optimizer"]
+    assert all(float(cell) >= 0 for row in rows for cell in row[1:4])

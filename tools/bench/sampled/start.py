@@ -1,0 +1,99 @@
+"""Seconds and memory until the first batch: of `ooc train`, and of a script with `ooc.NeighborLoader` and PyG's layers.
+
+    python -m tools.bench.sampled.start STORE --memory 2GB --rounds 3
+
+Prints JSON: of each, the seconds of its imports, the seconds from there to the end of the first step, and the resident memory
+then; on a small store with small batches that is the process itself. Every round is a process of its own. `cold` begins with an
+empty page cache (needs root), but for the libraries, whose files are read again before the clock runs; `warm` is a second run.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tools.bench.lib.machine import describe, drop_page_cache
+
+Result = dict[str, Any]
+BEGIN = """
+import json, os, sys, time
+began = time.perf_counter()
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+store, memory, batch_size, out = sys.argv[1:]
+def report(imported):
+    from ooc.stores.process import resident_bytes
+    now = time.perf_counter()
+    found = {"import_seconds": imported - began, "first_step_seconds": now - imported}
+    print(json.dumps(found | {"resident_bytes": resident_bytes()[0]}), flush=True)
+    os._exit(0)
+"""
+COMMAND = """
+import ooc.training.verbs, torch._dynamo
+imported = time.perf_counter()
+class First(ooc.Callback):
+    def step(self, epoch, step, total_steps, loss):
+        report(imported)
+how = {"model": "sage", "fanout": [10, 10], "batch_size": int(batch_size), "memory": memory}
+ooc.train(store=store, out=out, **how, callbacks=[First()])
+"""
+SCRIPT = """
+import ooc, torch
+import torch.nn.functional as F
+from torch_geometric.nn import SAGEConv
+ooc.NeighborLoader
+import torch._dynamo  # as the first optimizer does
+imported = time.perf_counter()
+class Net(torch.nn.Module):
+    def __init__(self, width, classes):
+        super().__init__()
+        self.first, self.second = SAGEConv(width, 256), SAGEConv(256, classes)
+    def forward(self, x, edge_index):
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+ds = ooc.open(store, memory=memory)
+loader = ooc.NeighborLoader(ds, [10, 10], input_nodes="train", batch_size=int(batch_size), shuffle=True)
+model = Net(ds.num_features, ds.num_classes)
+optimizer = torch.optim.Adam(model.parameters())
+for batch in loader:
+    loss = F.cross_entropy(model(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size])
+    loss.backward()
+    optimizer.step()
+    report(imported)
+"""
+PROGRAMS = {"ooc train": COMMAND, "script": SCRIPT}
+
+
+def first_step(program: str, store: Path, memory: str = "2GB", batch_size: int = 1024, cold: bool = False) -> Result:
+    """Run one of `PROGRAMS` up to the end of its first step, in a process of its own."""
+    if cold:
+        drop_page_cache()
+        imports = "import ooc.training.verbs, torch._dynamo, torch_geometric.nn"
+        subprocess.run([sys.executable, "-c", imports], check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, "-c", BEGIN + PROGRAMS[program], str(store), memory, str(batch_size), f"{folder}/run"]
+        done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+    found: Result = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("--memory", default="2GB")
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=3)
+    a = parser.parse_args()
+    result: Result = {"machine": describe(), "store": str(a.store), "memory": a.memory}
+    for program in PROGRAMS:
+        first_step(program, a.store, a.memory, a.batch_size)  # compiles what is missing
+        for state in ("cold", "warm"):
+            runs = [first_step(program, a.store, a.memory, a.batch_size, state == "cold") for _ in range(a.rounds)]
+            result[f"{program}, {state}"] = {name: statistics.median(each[name] for each in runs) for name in runs[0]}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
