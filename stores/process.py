@@ -5,13 +5,12 @@ import mmap
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
 _CGROUP = Path("/sys/fs/cgroup")
 _SMAPS = Path("/proc/self/smaps")
-_released_at: dict[str, int] = {}
-"""how many modules were imported when pages of libraries were last released"""
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,15 @@ def release_library_pages() -> None:
     code and constants that nothing was written to: they hold the file's bytes. Nothing happens where no module was imported
     since the last time, as pages that came back are in use, or where the kernel lists no mappings.
     """
-    madvise, imported = getattr(ctypes.CDLL(None), "madvise", None), len(sys.modules)
-    if madvise is None or not _SMAPS.exists() or imported == _released_at.get("modules"):
+    _release_after(len(sys.modules))
+
+
+@lru_cache(maxsize=1)
+def _release_after(imports: int) -> None:
+    """Release them, unless as many modules were imported the last time."""
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    if madvise is None or not _SMAPS.exists():
         return
-    _released_at["modules"] = imported
     for begin, end in _library_pages(_SMAPS.read_bytes()):
         madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 

@@ -1,7 +1,8 @@
 """PURE: which of the first layer's aggregates several batches of a shared scan have in common.
 
-Where all neighbors are taken, a node that is a destination in several batches has the same neighbors in each, so its aggregate
-is made once, and batches copy it. Aggregates are compared by what they add up, whatever sampler they come from.
+Where all neighbors are taken, or LABOR draws alike for several batches, a node that is a destination in more than one of them
+has the same neighbors in each, so its aggregate is made once, and batches copy it. Aggregates are compared by what they add up,
+whatever sampler they come from.
 """
 
 from typing import Any

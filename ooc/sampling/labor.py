@@ -86,11 +86,6 @@ class Labor:
             raise ConfigError(f"importance must be a whole number of 0 or more, or '*', not {often!r}")
 
     @property
-    def repeats(self) -> bool:
-        """Whether several batches draw alike."""
-        return self.batch_dependency >= 2 * QUARTERS
-
-    @property
     def iterations(self) -> int | None:
         """Of the importance; None: until it changes little."""
         return None if self.importance == "*" else int(self.importance)
@@ -163,6 +158,24 @@ def keep_draw(kept: KeptDraws, place: int, node: int, degree: int, slot: Ids, at
         kept.node[place], kept.degree[place], kept.size[place] = node, degree, size
         for j in range(size):
             kept.slot[place, j] = slot[at + j]
+
+
+@kernel
+def take_kept(kept: KeptDraws, place: int, slot: Ids, at: int) -> int:
+    """Copy the draw at a place into slot[at:]; returns its number of slots."""
+    size = kept.size[place]
+    for j in range(size):
+        slot[at + j] = kept.slot[place, j]
+    return size
+
+
+@kernel
+def invalid_weight(weight: AnyArray, first: int, last: int) -> int:
+    """The first slot of first:last whose weight is negative or not finite, or -1."""
+    for s in range(first, last):
+        if not (weight[s] >= 0 and weight[s] < np.inf):
+            return s
+    return -1
 
 
 @kernel
@@ -396,15 +409,12 @@ def draw_by_source(
             return indices.shape[0]
         out = left[left_indptr[i - start] : left_indptr[i - start + 1]] if len(left) > 0 else left
         weighted = len(weight) > 0 and fanout >= 0
-        if weighted:
-            for s in range(first, last):
-                if not (weight[s] >= 0 and weight[s] < np.inf):
-                    return s
+        wrong = invalid_weight(weight, first, last) if weighted else -1
+        if wrong >= 0:
+            return wrong
         place = place_of(kept, node[i], last - first, fanout) if fanout > 0 and len(out) == 0 else -1
         if place >= 0 and kept.node[place] == node[i]:
-            size = kept.size[place]
-            for j in range(size):
-                slot[at + j] = kept.slot[place, j]
+            size = take_kept(kept, place, slot, at)
         elif fanout < 0 or (last - first <= fanout and not weighted):
             size = draw_all(indices, node[i], first, last, out, held_key, share, words, slot, at, stands_for)
         elif fanout > 0:

@@ -90,7 +90,7 @@ class SourceDraws:
         weight = _NO_WEIGHT if self.weight is None else self.weight
         factors = _NO_FACTORS if stands_for is None else stands_for
         given, kept = (self.indptr, self.indices, weight, node, *bounds, fanout, keys), _NO_DRAWS
-        if self.labor.repeats and self.weight is None and fanout > 0:
+        if self.labor.batch_dependency > 1 and self.weight is None and fanout > 0:
             kept = self.repeated.of(fanout, 0 if self.labor.layer_dependency else hop, keys)
         return int(draw_by_source(*given, *out, kept, slot, indptr, factors))
 
