@@ -69,3 +69,18 @@ def test_measuring_does_not_count_what_imports_needed_once() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "f"]
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no huge pages")
+def test_libraries_come_back_in_small_pages_whatever_the_page_cache_has() -> None:
+    code = (
+        "import llvmlite.binding\n"
+        "from ooc.stores.process import release_library_pages\n"
+        "release_library_pages()\n"
+        "mappings = open('/proc/self/smaps').read().split('VmFlags:')\n"
+        "code = [after.split('\\n')[0].split() for before, after in zip(mappings, mappings[1:])\n"
+        "        if 'r-xp' in before and 'llvmlite' in before]\n"
+        "print(bool(code) and all('nh' in flags for flags in code))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]
