@@ -67,7 +67,7 @@ def neighbor_strategy(
     """The stages of sampled neighborhoods, and how their rows are read.
 
     pre_aggregation: what batches should hold in place of feature rows, where those are rows of float32. threads: that sample,
-    and that gather rows in memory. Where each seed has a tree of its own, sources are what is drawn by, or batches have other
+    and that gather rows in memory. Where each seed has a tree of its own, sources have an importance, or batches have other
     edges than the sampled ones, edges are read through memory maps.
     """
     collator = collate.collator
@@ -81,7 +81,7 @@ def neighbor_strategy(
     warm = budget.topology_in_ram
     rows = [x, *(each.rows for each in collator.edge_features)]
     cold = edges_stay_on_disk(ds, rows, sampling.weight, budget)
-    edges_stay = cold and not sampling.reads_all_in_edges
+    edges_stay = cold and not sampling.needs_mapped_edges
     row_bytes = row_bytes_of(ds, collator, pre_aggregation)
     per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
     channels = 0 if x is None or pre_aggregation is None else x.shape[1]
@@ -91,18 +91,21 @@ def neighbor_strategy(
     limits: dict[str, Any] = {"max_bytes": most, "row_bytes": per_node, "expanded_bytes": per_expanded}
     how = sampling.fanout, sampling.replace, sampling.weight
     held_out = order.nodes.held_out.get(ds.edge_types[0])
-    sampler = NeighborSampler(ds.graph, *how, **limits, held_out=held_out, labor=sampling.labor, cold=cold)
+    labor = sampling.labor
+    sampler = NeighborSampler(ds.graph, *how, **limits, held_out=held_out, labor=labor, cold=cold)
     frontier = None
     if edges_stay:
         columns = {name: ds.edge_rows(name) for name in collator.columns}
-        frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.frontier)
+        weight = None if labor is None or sampling.weight is None else ds.edge_rows(sampling.weight)
+        frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.frontier, weight=weight)
     mapped = max(0, budget.topology - ds.graph.indptr.nbytes)
-    read = frontier is None, collator.columns, sampling.labor is not None
-    topology = Topology(ds.graph, sampling.weight, mapped, warm, *read)
+    read = frontier is None, collator.columns, labor is not None and frontier is None
+    mapped_weight = None if frontier is not None and labor is not None else sampling.weight
+    topology = Topology(ds.graph, mapped_weight, mapped, warm, *read)
     counts, draw = ReadCounts(), lambda seeds, key: (sampler.sample(seeds.node, key, seeds.left_out), 0)
     if sampling.disjoint or sampling.whole:
         draw = drawing(ds, sampling, most, {ds.node_types[0]: per_node}, ds.node_types[0], order.nodes.held_out, cold)
-    sample = SampleStage(order, draw, topology, memory, counts, frontier, threads[0], split_seeds)
+    sample = SampleStage(order, draw, topology, memory, counts, frontier, threads[0], split_seeds, sampling.kept_bytes(ds))
     labels = None if ds.labels is None else Labels(ds.labels, floats=ds.task == "multilabel")
     buffers = buffers_for(device, budget)
     load = LoadStage(ds.graph, x, collator.gather, labels, pre_aggregation, counts, buffers, collator.edge_features)
@@ -137,7 +140,7 @@ def _hetero_strategy(
     memory = _scan_bytes(ds, x, batch, budget, sampling.repeats_neighbors) if scanning else batch
     seed_type = collator.seeds if isinstance(collator.seeds, str) else collator.seeds[0]
     counts, draw = ReadCounts(), drawing(ds, sampling, most, row_bytes, seed_type, order.nodes.held_out, cold)
-    sample = SampleStage(order, draw, topology, memory, counts, None, threads[0], split_seeds)
+    sample = SampleStage(order, draw, topology, memory, counts, None, threads[0], split_seeds, sampling.kept_bytes(ds))
     step, of_edges = None if typed is None else typed.step, (graphs, collator.edge_features)
     load = HeteroLoadStage(None, x, None, None, step, counts, buffers_for(device, budget), (), types, *of_edges, typed)
     return choose_strategy(BatchStages(sample, load, collate), memory, threads[1])

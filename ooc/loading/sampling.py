@@ -17,6 +17,7 @@ from ooc.sampling.hgt import HGTSampler
 from ooc.sampling.induced import induced
 from ooc.sampling.labor import Key, Labor
 from ooc.sampling.links import AnySeeds, Seeds, TypedSeeds
+from ooc.sampling.source_draws import kept_bytes
 from ooc.stores.arrays.rows import AnyArray
 from ooc.stores.arrays.whole import whole
 from ooc.stores.dataset import Dataset
@@ -54,10 +55,22 @@ class Sampling:
         """For how many batches draws depend on one another."""
         return 1 if self.labor is None else int(self.labor.batch_dependency)
 
+    def kept_bytes(self, ds: Dataset) -> int:
+        """Bytes of the draws that a sampling thread keeps for further batches, where edges are in memory."""
+        if self.labor is None:
+            return 0
+        graphs, fanout = graphs_of(ds), self.fanout
+        return sum(
+            kept_bytes(
+                self.labor, fanout[key] if ds.is_hetero else fanout, graph.num_edges, (self.weight or "") in graph.columns
+            )
+            for key, graph in graphs.items()
+        )
+
     @property
-    def reads_all_in_edges(self) -> bool:
-        """Whether more in-edges of a node are read than those drawn, so that what is read cannot be planned before."""
-        return self.disjoint or self.whole or self.labor is not None
+    def needs_mapped_edges(self) -> bool:
+        """Whether edges are read that no plan foresees: through memory maps, where they do not fit in memory."""
+        return self.disjoint or self.whole or (self.labor is not None and self.labor.iterations != 0)
 
     @property
     def whole(self) -> bool:

@@ -116,6 +116,8 @@ class SampleStage:
     """that draw, where batches are drawn one by one"""
     split_seeds: bool = False
     """whether a batch beyond the limit is halved, and again, into more batches"""
+    kept_bytes: int = 0
+    """of the draws that a thread keeps for further batches, where batches are drawn one by one"""
 
     @property
     def one_by_one(self) -> bool:
@@ -123,15 +125,15 @@ class SampleStage:
         return self.frontier is None and not self.split_seeds
 
     def drawing_bytes(self, nbytes: int) -> int:
-        """Bytes of the batches being drawn at once, with their hash tables. nbytes: of a subgraph."""
-        return 4 * self.threads * nbytes if self.frontier is None else self.frontier.max_bytes or 0
+        """Bytes of the batches being drawn at once, with hash tables and the draws that are kept. nbytes: of a subgraph."""
+        return self.threads * (4 * nbytes + self.kept_bytes) if self.frontier is None else self.frontier.max_bytes or 0
 
     def shared(self, limit: ScanBytes, parts: int) -> Self:
         """The same within another limit, for one of so many parts of the frontier's memory."""
         frontier = self.frontier
         if frontier is not None and frontier.max_bytes is not None:
             own = frontier.max_bytes // parts
-            frontier = OnDiskFrontier(frontier.sampler, frontier.indices, frontier.columns, own, frontier.at_once)
+            frontier = frontier.within(own)
         return replace(self, limit=limit, frontier=frontier)
 
     def sample(self, cursor: Cursor) -> SampledBatch:

@@ -266,6 +266,7 @@ class HeteroNeighborSampler:
         for each, (sampled, _, _) in counts.items():
             edges, expanded = builder.edges[each], sum(builder.nodes[each[2]].num_nodes)
             need += edge_bytes(sum(edges.num_edges) + sampled, expanded, self.samplers[each].weighted)
+            need += self.samplers[each].kept_bytes
         if self.max_bytes is not None and need > self.max_bytes:
             largest = max(counts, key=lambda each: counts[each][0])
             sampled, hub, degree = counts[largest]

@@ -125,19 +125,27 @@ def batch_key(seed: int, rank: int, step: int, period: int) -> BatchKey:
 class KeptDraws(NamedTuple):
     """Draws at nodes of many in-edges, each at a place that follows from the node; no places: none are kept.
 
-    node: int64[c], -1 for none; degree: int64[c], its in-edges; size: int64[c], the slots drawn; slot: int64[c, fanout].
+    node: int64[c], -1 for none; degree: int64[c], its in-edges; size: int64[c], the slots drawn; slot: int64[c, fanout];
+    source: int64[c, fanout], or [c, 0] where sources are not kept.
     """
 
     node: Ids
     degree: Ids
     size: Ids
     slot: Ids
+    source: Ids
 
     @classmethod
-    def empty(cls, places: int, fanout: int) -> "KeptDraws":
-        """places: 0 or a power of two."""
+    def empty(cls, places: int, fanout: int, sources: bool = False) -> "KeptDraws":
+        """places: 0 or a power of two; sources: whether they are kept too."""
         degree, size = np.zeros(places, np.int64), np.zeros(places, np.int64)
-        return cls(np.full(places, -1, np.int64), degree, size, np.zeros((places, fanout), np.int64))
+        drawn = np.zeros((places, fanout), np.int64), np.zeros((places, fanout * sources), np.int64)
+        return cls(np.full(places, -1, np.int64), degree, size, *drawn)
+
+    @staticmethod
+    def nbytes_for(places: int, fanout: int, sources: bool = False) -> int:
+        """Bytes of so many places."""
+        return 8 * places * (3 + fanout * (1 + sources))
 
     def clear(self) -> None:
         self.node[:], self.degree[:] = -1, 0
@@ -152,12 +160,14 @@ def place_of(kept: KeptDraws, node: int, degree: int, fanout: int) -> int:
 
 
 @kernel
-def keep_draw(kept: KeptDraws, place: int, node: int, degree: int, slot: Ids, at: int, size: int) -> None:
-    """Keep the draw slot[at:at+size] in place of one at a node of no more in-edges."""
-    if place >= 0 and degree >= kept.degree[place]:
-        kept.node[place], kept.degree[place], kept.size[place] = node, degree, size
-        for j in range(size):
-            kept.slot[place, j] = slot[at + j]
+def keep_draw(kept: KeptDraws, place: int, node: int, degree: int, slot: Ids, at: int, size: int) -> bool:
+    """Keep the draw slot[at:at+size] in place of one at a node of no more in-edges; returns whether it was."""
+    if place < 0 or degree < kept.degree[place]:
+        return False
+    kept.node[place], kept.degree[place], kept.size[place] = node, degree, size
+    for j in range(size):
+        kept.slot[place, j] = slot[at + j]
+    return True
 
 
 @kernel
@@ -203,6 +213,36 @@ def by_weight(number: float, weight: float) -> float:
     return -np.log(1.0 - number) / weight
 
 
+class Rule(NamedTuple):
+    """How a hop draws: `fanout` > 0 in-edges a node, by the numbers of `keys` (uint64[4], of the quarters), and which edges are
+    held out, as of `HeldOut`."""
+
+    fanout: int
+    keys: NDArray[np.uint64]
+    held_key: np.uint64
+    share: float
+    words: NDArray[np.uint64]
+
+
+class Scratch(NamedTuple):
+    """What the draw at a node works in."""
+
+    seen: NDArray[np.uint64]
+    """the filter of sources met"""
+    rank: Ranks
+    """[fanout]"""
+    number: NDArray[np.uint64]
+    candidate: Ids
+    keep: NDArray[np.bool_]
+    """of `draw_few`, [4 * 64] each"""
+
+    @classmethod
+    def of(cls, fanout: int) -> "Scratch":
+        ranks = np.empty(max(1, fanout), np.float64)
+        few = np.empty(4 * _FEW, np.uint64), np.empty(4 * _FEW, np.int64), np.empty(4 * _FEW, np.bool_)
+        return cls(np.empty(1 << (_MOST_BITS - _LEAST_BITS), np.uint64), ranks, *few)
+
+
 @kernel
 def draw_smallest(
     indices: AnyArray,
@@ -210,32 +250,31 @@ def draw_smallest(
     v: int,
     first: int,
     last: int,
-    fanout: int,
-    keys: NDArray[np.uint64],
+    shift: int,
     left: Ids,
-    held_key: np.uint64,
-    share: float,
-    words: NDArray[np.uint64],
-    seen: NDArray[np.uint64],
-    rank: Ranks,
+    rule: Rule,
+    scratch: Scratch,
     slot: Ids,
     at: int,
     stands_for: Factors,
 ) -> int:
-    """Sample up to `fanout` > 0 slots of node `v`, first:last, into slot[at:]; returns their number.
+    """Sample up to `fanout` of the in-edges first:last of node `v` into slot[at:]; returns their number.
 
     The filter `seen` says which sources may have been met before; whether one was is looked up only where it matters, which is
-    rare: where the number of the source or that of the slot is small. For `stands_for` see `kernels.draw_keys`.
+    rare: where the number of the source or that of the slot is small. For `stands_for` see `kernels.draw_keys`. shift: from
+    where an in-edge stands to its slot.
     """
-    shift = clear(seen, last - first)
+    fanout, keys, held_key, share, words = rule
+    seen, rank = scratch.seen, scratch.rank
+    bits = clear(seen, last - first)
     filtered, weighted = share > 0 or len(left) > 0, len(weight) > 0
     size, tau, w = 0, np.inf, 1.0
     for s in range(first, last):
         source = int(indices[s])
-        if filtered and (is_held_out(held_key, share, words, s, source, v) or is_left_out(left, 0, len(left), source)):
+        if filtered and (is_held_out(held_key, share, words, s + shift, source, v) or is_left_out(left, 0, len(left), source)):
             continue
         hashed = mix64(np.uint64(source))
-        bit = hashed >> shift
+        bit = hashed >> bits
         word, mask = np.int64(bit >> np.uint64(6)), np.uint64(1) << (bit & np.uint64(63))
         maybe_met = seen[word] & mask != 0
         seen[word] |= mask
@@ -291,33 +330,29 @@ def draw_few(
     v: int,
     first: int,
     last: int,
-    fanout: int,
-    keys: NDArray[np.uint64],
+    shift: int,
     left: Ids,
-    held_key: np.uint64,
-    share: float,
-    words: NDArray[np.uint64],
-    seen: NDArray[np.uint64],
-    number: NDArray[np.uint64],
-    candidate: Ids,
-    keep: NDArray[np.bool_],
+    rule: Rule,
+    scratch: Scratch,
     guess: float,
     slot: Ids,
     at: int,
 ) -> int:
-    """`draw_smallest` without weights: collects the slots with numbers below a limit, about `guess` of them; returns -1 where
-    these are fewer than `fanout`. candidate: 2 * fanout and more."""
-    shift, filtered, size = clear(seen, last - first), share > 0 or len(left) > 0, 0
+    """`draw_smallest` without weights: collects the in-edges with numbers below a limit, about `guess` of them; returns -1
+    where these are fewer than `fanout`, which is `_FEW` at most."""
+    fanout, keys, held_key, share, words = rule
+    seen, _, number, candidate, keep = scratch
+    bits, filtered, size = clear(seen, last - first), share > 0 or len(left) > 0, 0
     limit = np.uint64(guess / (last - first) * _UNIT) if guess < last - first else np.uint64(_UNIT)
     whole = limit == np.uint64(_UNIT)
     for s in range(first, last):
         source = int(indices[s])
-        if filtered and (is_held_out(held_key, share, words, s, source, v) or is_left_out(left, 0, len(left), source)):
+        if filtered and (is_held_out(held_key, share, words, s + shift, source, v) or is_left_out(left, 0, len(left), source)):
             continue
         hashed = mix64(np.uint64(source))
         stream = keys[np.int64(hashed & np.uint64(3))] ^ hashed
         value = mix64(stream) >> np.uint64(11)
-        bit = hashed >> shift
+        bit = hashed >> bits
         word, mask = np.int64(bit >> np.uint64(6)), np.uint64(1) << (bit & np.uint64(63))
         before = seen[word]
         seen[word] = before | mask
@@ -345,25 +380,61 @@ def draw_all(
     v: int,
     first: int,
     last: int,
+    shift: int,
     left: Ids,
-    held_key: np.uint64,
-    share: float,
-    words: NDArray[np.uint64],
+    rule: Rule,
     slot: Ids,
     at: int,
     stands_for: Factors,
 ) -> int:
-    """Put the slots first:last of node `v` into slot[at:], without those to leave out; returns their number."""
-    size = 0
+    """Put the in-edges first:last of node `v` into slot[at:], without those to leave out; returns their number."""
+    size, share = 0, rule.share
     for s in range(first, last):
         if share > 0 or len(left) > 0:
             source = int(indices[s])
-            if is_held_out(held_key, share, words, s, source, v) or is_left_out(left, 0, len(left), source):
+            if is_held_out(rule.held_key, share, rule.words, s + shift, source, v) or is_left_out(left, 0, len(left), source):
                 continue
         slot[at + size] = s
         size += 1
     if len(stands_for) > 0:
         stands_for[at : at + size] = 1
+    return size
+
+
+@kernel
+def draw_at(
+    indices: AnyArray,
+    weight: AnyArray,
+    v: int,
+    first: int,
+    last: int,
+    shift: int,
+    left: Ids,
+    rule: Rule,
+    scratch: Scratch,
+    slot: Ids,
+    at: int,
+    stands_for: Factors,
+) -> int:
+    """Put the draw at node `v` into slot[at:]; returns its number of in-edges, or ~s where that of s has an invalid weight.
+
+    The node's in-edges stand at first:last of `indices` and `weight`, and so they are named in `slot`; their slots are `shift`
+    more. weight, stands_for: empty for uniform draws.
+    """
+    fanout, weighted = rule.fanout, len(weight) > 0 and rule.fanout > 0
+    wrong = invalid_weight(weight, first, last) if weighted else -1
+    if wrong >= 0:
+        return ~wrong
+    if fanout == 0:
+        return 0
+    if fanout < 0 or (last - first <= fanout and not weighted):
+        return draw_all(indices, v, first, last, shift, left, rule, slot, at, stands_for)
+    if weighted or fanout > _FEW:
+        return draw_smallest(indices, weight, v, first, last, shift, left, rule, scratch, slot, at, stands_for)
+    guess = fanout + _DEVIATIONS * np.sqrt(fanout) + 1
+    size = draw_few(indices, v, first, last, shift, left, rule, scratch, guess, slot, at)
+    if size < 0:
+        size = draw_few(indices, v, first, last, shift, left, rule, scratch, np.inf, slot, at)
     return size
 
 
@@ -375,13 +446,10 @@ def draw_by_source(
     node: Ids,
     start: int,
     stop: int,
-    fanout: int,
-    keys: NDArray[np.uint64],
     left_indptr: Ids,
     left: Ids,
-    held_key: np.uint64,
-    share: float,
-    words: NDArray[np.uint64],
+    rule: Rule,
+    scratch: Scratch,
     kept: KeptDraws,
     slot: Ids,
     edge_indptr: Ids,
@@ -389,14 +457,11 @@ def draw_by_source(
 ) -> int:
     """`kernels.draw_uniform` or `kernels.draw_weighted` without replacement, by the numbers of the sources.
 
-    left_indptr, left: the sources left out at each node, as of `LeftOut`; empty for none. held_key, share, words: of `HeldOut`.
-    weight, stands_for: empty for uniform draws. kept: by the same keys and fan-out, without weights. Returns -1, or a slot that
-    is not there or whose weight is invalid.
+    left_indptr, left: the sources left out at each node, as of `LeftOut`; empty for none. weight, stands_for: empty for uniform
+    draws. kept: by the same keys and fan-out, without weights. Returns -1, or a slot that is not there or whose weight is
+    invalid.
     """
     at = edge_indptr[start]
-    seen, rank = np.empty(1 << (_MOST_BITS - _LEAST_BITS), np.uint64), np.empty(max(1, fanout), np.float64)
-    few, guess = 0 < fanout <= _FEW, fanout + _DEVIATIONS * np.sqrt(max(0, fanout)) + 1
-    number, candidate, keep = np.empty(4 * _FEW, np.uint64), np.empty(4 * _FEW, np.int64), np.empty(4 * _FEW, np.bool_)
     for i in range(start, stop):
         if i + 2 * AHEAD < stop:
             prefetch(indptr, node[i + 2 * AHEAD])
@@ -408,27 +473,14 @@ def draw_by_source(
         if first < 0 or last > indices.shape[0]:
             return indices.shape[0]
         out = left[left_indptr[i - start] : left_indptr[i - start + 1]] if len(left) > 0 else left
-        weighted = len(weight) > 0 and fanout >= 0
-        wrong = invalid_weight(weight, first, last) if weighted else -1
-        if wrong >= 0:
-            return wrong
-        place = place_of(kept, node[i], last - first, fanout) if fanout > 0 and len(out) == 0 else -1
+        place = place_of(kept, node[i], last - first, rule.fanout) if len(out) == 0 else -1
         if place >= 0 and kept.node[place] == node[i]:
             size = take_kept(kept, place, slot, at)
-        elif fanout < 0 or (last - first <= fanout and not weighted):
-            size = draw_all(indices, node[i], first, last, out, held_key, share, words, slot, at, stands_for)
-        elif fanout > 0:
-            what = (fanout, keys, out, held_key, share, words, seen)
-            if few and not weighted:
-                room = (number, candidate, keep)
-                size = draw_few(indices, node[i], first, last, *what, *room, guess, slot, at)
-                if size < 0:
-                    size = draw_few(indices, node[i], first, last, *what, *room, np.inf, slot, at)
-            else:
-                size = draw_smallest(indices, weight, node[i], first, last, *what, rank, slot, at, stands_for)
-            keep_draw(kept, place, node[i], last - first, slot, at, size)
         else:
-            size = 0
+            size = draw_at(indices, weight, node[i], first, last, 0, out, rule, scratch, slot, at, stands_for)
+            if size < 0:
+                return ~size
+            keep_draw(kept, place, node[i], last - first, slot, at, size)
         at += size
         edge_indptr[i + 1] = at
     return -1

@@ -140,6 +140,11 @@ class SubgraphBuilder:
     def __init__(self, seeds: Ids, weighted: bool, columns: Mapping[str, np.dtype[Any]], unequal: bool = False) -> None:
         self.nodes, self.edges, self.unequal = NodeHops(seeds), EdgeHops(weighted, columns), unequal
 
+    def grow(self, need: HopBound) -> None:
+        """Grow to the bounds of the hop under way."""
+        self.nodes.grow(need.num_nodes)
+        self.edges.grow(need.num_edges, need.num_expanded)
+
     def finish(self) -> Subgraph:
         """Return the subgraph; its arrays are truncated in place."""
         edges, node = self.edges, self.nodes.finish()
@@ -188,6 +193,11 @@ class EdgeSampler:
             given = (self.weight, held_out, self.num_sources, type_number, cold)
             self.by_source = SourceDraws(labor, self.indptr, self.indices, *given)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the draws that a thread keeps for further batches."""
+        return 0 if self.by_source is None else self.by_source.kept_bytes(self.fanout)
+
     def count(self, nodes: NodeHops, edges: EdgeHops, hop: int) -> tuple[int, int, int]:
         """Return (edges, hub, degree): at most so many are sampled in hop `hop`, and the node there with the most in-edges."""
         (start, stop), filtered = nodes.expanding, self._filtered(nodes, edges, hop)
@@ -205,7 +215,7 @@ class EdgeSampler:
         if self.by_source is not None:
             where = (nodes.node, nodes.expanding, self.fanout[hop], hop)
             left_out = edges.left_out if hop == 0 else None
-            self._check_drawn(self.by_source.draw(*where, key, left_out, edges.slot, edges.indptr, edges.stands_for))
+            self.check_drawn(self.by_source.draw(*where, key, left_out, edges.slot, edges.indptr, edges.stands_for))
             return
         (start, stop), fanout, stream = nodes.expanding, self.fanout[hop], self._stream(key)
         filtered, draw = self._filtered(nodes, edges, hop), (start, stop, fanout, self.replace, stream)
@@ -225,9 +235,9 @@ class EdgeSampler:
         else:
             own = (rank, edges.slot, indptr, edges.stands_for)
             bad = filtered.draw_weighted(self.indptr, self.weight, node, stream, *own)
-        self._check_drawn(bad)
+        self.check_drawn(bad)
 
-    def _check_drawn(self, bad: int) -> None:
+    def check_drawn(self, bad: int) -> None:
         """Raise the error for a slot that a kernel found damaged, or whose weight is invalid; -1 for none."""
         if bad >= self.num_slots:
             raise damaged_slot(bad)
@@ -345,7 +355,7 @@ class NeighborSampler(EdgeSampler):
         sampled, hub, degree = self.count(nodes, builder.edges, hop)
         most = HopBound(sampled, degree, min(stop + sampled, self.num_nodes + batch_size), done + sampled, stop)
         need = edge_bytes(most.num_edges, most.num_expanded, self.weighted) + node_bytes(most.num_nodes, self.row_bytes)
-        need += self.expanded_bytes * most.num_expanded
+        need += self.expanded_bytes * most.num_expanded + self.kept_bytes
         if self.by_source is not None:
             need += self.by_source.scratch_bytes(nodes.node[slice(*nodes.expanding)], self.fanout[hop])
         if self.max_bytes is not None and need > self.max_bytes:
@@ -357,9 +367,8 @@ class NeighborSampler(EdgeSampler):
         return most
 
     def draw(self, builder: SubgraphBuilder, hop: int, key: Key, need: HopBound) -> None:
-        """Step 1 of a hop: sample slots at the nodes of hop `hop`; reads indptr (and weights), no edges."""
-        builder.nodes.grow(need.num_nodes)
-        builder.edges.grow(need.num_edges, need.num_expanded)
+        """Step 1 of a hop: sample slots at the nodes of hop `hop`; reads indptr (and weights), no edges but with `labor`."""
+        builder.grow(need)
         self.draw_edges(builder.nodes, builder.edges, hop, key, need.degree)
 
     def number(self, builder: SubgraphBuilder) -> None:

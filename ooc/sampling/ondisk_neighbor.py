@@ -12,6 +12,7 @@ import numpy as np
 
 from ooc.graph.blocks import Subgraph
 from ooc.graph.mapped_topology import request_in_edges
+from ooc.sampling.in_edge_pass import Expansion, InEdgePass
 from ooc.sampling.labor import Key
 from ooc.sampling.left_out import LeftOut
 from ooc.sampling.neighbor import HopBound, NeighborSampler, SubgraphBuilder, damaged_slot, scratch
@@ -41,6 +42,8 @@ def read_together(arrays: Sequence[Rows], requests: Sequence[Ids], at_once: int 
     If the union cannot be read, each request is read by itself and failing ones return their exception. Needs 16 bytes per id,
     the values, and 72 bytes for each of at most `at_once` ids.
     """
+    if not arrays:
+        return FrontierRead([[] for _ in requests], 0)
     flat = np.concatenate([np.empty(0, np.int64), *requests])
     try:
         values, nbytes = _read_union(arrays, flat, at_once)
@@ -115,22 +118,25 @@ def _adopt(values: AnyArray, num_nodes: int, source: Ids, first: int) -> int:
 
 
 def frontier_bytes(
-    needs: Sequence[HopBound], itemsize: int, at_once: int = AT_ONCE, weighted: bool = False, columns: Sequence[int] = ()
+    needs: Sequence[HopBound],
+    itemsize: int,
+    at_once: int = AT_ONCE,
+    weighted: bool = False,
+    columns: Sequence[int] = (),
+    beside: int | None = None,
 ) -> int:
     """Peak bytes of sampling batches together, with upper bounds `needs` after the current hop.
 
     Their arrays, the union of the hop's slots and reading it, growing one batch, and one hash table. `columns` are the item
-    sizes of columns read with `indices`.
+    sizes of columns read with `indices`; `beside` is what a pass over all in-edges takes, after which only columns are read.
     """
     column_bytes = sum(columns)
     per_edge = 16 + 4 * weighted + column_bytes
     arrays = sum(8 * need.num_nodes + per_edge * need.num_edges + 8 * (need.num_expanded + 1) for need in needs)
-    sampled = sum(need.sampled for need in needs)
-    union = (_UNION_BYTES + itemsize + column_bytes) * sampled + (_PLAN_BYTES + max([itemsize, *columns])) * min(
-        at_once, sampled
-    )
+    sampled, read = sum(need.sampled for need in needs), [*([itemsize] if beside is None else []), *columns]
+    union = (_UNION_BYTES + sum(read)) * sampled + (_PLAN_BYTES + max(read)) * min(at_once, sampled) if read else 0
     largest = max((8 * need.num_edges + table_bytes(need.num_nodes) for need in needs), default=0)
-    return arrays + union + largest
+    return arrays + union + largest + (beside or 0)
 
 
 class FrontierBatches(NamedTuple):
@@ -177,6 +183,24 @@ class _Batch:
         except OocError as error:
             self.fail(error)
 
+    def expand(self, hop: int) -> Expansion:
+        """Step 1 of LABOR: the nodes of hop `hop`, and room for their draws."""
+        assert self.need is not None
+        nodes, edges, sampler = self.builder.nodes, self.builder.edges, self.sampler
+        self.builder.grow(self.need)
+        (start, stop), left_out = nodes.expanding, edges.left_out if hop == 0 else None
+        room = (edges.drawn[0], edges.slot, edges.source, edges.stands_for)
+        return Expansion.of(sampler.indptr, nodes.node[start:stop], sampler.fanout[hop], self.key, left_out, *room)
+
+    def end_draws(self, expansion: Expansion) -> None:
+        """Step 2 of LABOR: the draws are in their room."""
+        nodes, edges = self.builder.nodes, self.builder.edges
+        start, stop = nodes.expanding
+        expansion.finish(edges.indptr[start : stop + 1])
+        wrong = _outside(edges.source, *edges.drawn, self.sampler.num_sources)
+        if wrong >= 0:
+            self.fail(damaged_slot(edges.slot[wrong]))
+
     @property
     def slots(self) -> Ids:
         """The slots sampled in the current hop, int64[k]."""
@@ -184,18 +208,19 @@ class _Batch:
         return self.builder.edges.slot[first:last]
 
     def number(self, hop: int, values: list[AnyArray] | Exception) -> bool:
-        """Steps 3 and 4: local ids from the values of `indices` and the columns at `slots`. False where the hop has to be drawn
-        again; see `EdgeSampler.leave_out`."""
+        """Steps 3 and 4: local ids from the values of `indices` and the columns at `slots`; with LABOR of the columns alone.
+        False where the hop has to be drawn again; see `EdgeSampler.leave_out`."""
         if isinstance(values, Exception):
             self.fail(values)
             return True
         nodes, edges = self.builder.nodes, self.builder.edges
         first, last = edges.drawn
-        wrong = _adopt(values[0], self.sampler.num_sources, edges.source, first)
-        if wrong >= 0:
-            self.fail(damaged_slot(edges.slot[first + wrong]))
-            return True
-        for column, read in zip(edges.columns.values(), values[1:], strict=True):
+        if self.sampler.by_source is None:
+            wrong = _adopt(values.pop(0), self.sampler.num_sources, edges.source, first)
+            if wrong >= 0:
+                self.fail(damaged_slot(edges.slot[first + wrong]))
+                return True
+        for column, read in zip(edges.columns.values(), values, strict=True):
             column[first:last] = read
         if not self.sampler.leave_out(nodes, edges, hop, self.key):
             return False
@@ -214,7 +239,8 @@ class OnDiskFrontier:
     """Samples batches together while the graph's edges stay on disk. Stateless: any number of threads may share one.
 
     `indptr` should be in memory (8 bytes per node). Weights are read through the graph's column, because sampling reads every
-    in-edge's weight; if it is memory-mapped, pages are requested in advance (measured: 6 times faster).
+    in-edge's weight; if it is memory-mapped, pages are requested in advance (measured: 6 times faster). With LABOR, `weight`
+    has their rows, which are read with the in-edges.
 
     `sampler` and its `max_bytes` apply to each batch, `max_bytes` to one call, including the subgraphs. `indices` (int32|int64
     Rows [E]) and `columns`, further Rows [E] to read for the sampled edges (`Subgraph.columns`), are read `at_once` ids at a
@@ -228,6 +254,7 @@ class OnDiskFrontier:
         columns: Mapping[str, Rows] | None = None,
         max_bytes: int | None = None,
         at_once: int = AT_ONCE,
+        weight: Rows | None = None,
     ) -> None:
         if indices.shape != (sampler.num_slots,) or indices.dtype.kind not in "iu" or at_once < 1:
             raise ConfigError(
@@ -241,6 +268,12 @@ class OnDiskFrontier:
                     f"column {name!r} has shape {list(rows.shape)}: it needs one for each of {sampler.num_slots} edges"
                 )
         self.sampler, self.indices, self.max_bytes, self.at_once = sampler, indices, max_bytes, at_once
+        self.weight = weight
+        self._pass: InEdgePass | None = None
+        if sampler.by_source is not None:
+            if (weight is None) != (sampler.weight is None) or sampler.by_source.labor.iterations != 0:
+                raise ConfigError("LABOR from disk needs the rows of the weights that it draws by, and has no importance")
+            self._pass = InEdgePass(sampler.by_source, indices, weight, at_once)
 
     def sample(
         self, seeds: Sequence[Ids], keys: Sequence[Key], left_out: Sequence[LeftOut | None] | None = None
@@ -256,17 +289,40 @@ class OnDiskFrontier:
         try:
             for hop in range(len(self.sampler.fanout)):
                 batches = self._fitting(batches, hop)
-                for batch in batches:
-                    if batch.error is None:
+                live = [batch for batch in batches if batch.error is None]
+                if self._pass is None:
+                    for batch in live:
                         batch.draw(hop)
+                else:
+                    nbytes += self._draw_by_source(self._pass, live, hop)
                 nbytes += self._read(batches, hop)
         finally:
             scratch.trim()
         return FrontierBatches([batch.error or batch.builder.finish() for batch in batches], nbytes)
 
+    def within(self, max_bytes: int) -> "OnDiskFrontier":
+        """The same within another limit."""
+        return OnDiskFrontier(self.sampler, self.indices, self.columns, max_bytes, self.at_once, self.weight)
+
+    def _draw_by_source(self, in_edges: InEdgePass, batches: list[_Batch], hop: int) -> int:
+        """Draw a hop by LABOR; returns the bytes read. What one batch fails on does not keep the others from theirs."""
+        nbytes = 0
+        try:
+            expansions = [batch.expand(hop) for batch in batches]
+            nbytes, bad = in_edges.draw(expansions, self.sampler.fanout[hop], hop)
+            self.sampler.check_drawn(bad)
+        except Exception as error:
+            if len(batches) == 1:
+                batches[0].fail(error)
+                return nbytes
+            return nbytes + sum(self._draw_by_source(in_edges, [batch], hop) for batch in batches)
+        for batch, expansion in zip(batches, expansions, strict=True):
+            batch.end_draws(expansion)
+        return nbytes
+
     def _read(self, batches: list[_Batch], hop: int) -> int:
         """Read the edges that the batches have drawn in a hop, and again those of batches that draw more; returns the bytes."""
-        arrays, nbytes = [self.indices, *self.columns.values()], 0
+        arrays, nbytes = [*([self.indices] if self._pass is None else []), *self.columns.values()], 0
         while live := [batch for batch in batches if batch.error is None]:
             reading = read_together(arrays, [batch.slots for batch in live], self.at_once)
             nbytes += reading.nbytes
@@ -286,7 +342,11 @@ class OnDiskFrontier:
                 batch.plan(hop)
             if batch.need is not None and self.max_bytes is not None:
                 needs.append(batch.need)
-                need = frontier_bytes(needs, itemsize, self.at_once, self.sampler.weighted, columns)
+                beside = None
+                if self._pass is not None:
+                    expanded, degree = sum(each.num_expanded for each in needs), max(each.degree for each in needs)
+                    beside = self._pass.nbytes(expanded, degree, hop, self.sampler.fanout)
+                need = frontier_bytes(needs, itemsize, self.at_once, self.sampler.weighted, columns, beside)
                 if need > self.max_bytes and len(needs) > 1:
                     return batches[:k]
         return batches

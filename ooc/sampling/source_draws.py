@@ -1,6 +1,7 @@
 """Draws of one edge type by random numbers of the sources; see `Labor`."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +12,7 @@ from ooc.sampling import kernels
 from ooc.sampling.edge_split import HeldOut
 from ooc.sampling.importance import BYTES_A_SLOT, BYTES_A_SOURCE, InEdges, collect, draw_by_importance, importance_of
 from ooc.sampling.kernels import Factors
-from ooc.sampling.labor import KeptDraws, Key, Labor, draw_by_source
+from ooc.sampling.labor import MANY, KeptDraws, Key, Labor, Rule, Scratch, draw_by_source
 from ooc.sampling.left_out import NOTHING, LeftOut
 from ooc.sampling.node_table import Table, table_bytes
 from ooc.stores.arrays.rows import AnyArray, Ids
@@ -25,24 +26,42 @@ _table = Table()
 
 
 _PLACES = 2**15
-"""draws that a thread keeps for each fan-out: 3 MB at 10"""
-_NO_DRAWS = KeptDraws.empty(0, 0)
+"""draws that a thread keeps for each fan-out: 3 MB at 10, and as much again for their sources where edges stay on disk"""
+NO_DRAWS = KeptDraws.empty(0, 0)
+
+
+def num_places(labor: Labor, fanout: int, num_slots: int) -> int:
+    """Draws that a thread keeps for a fan-out, without weights: no more than there are nodes of enough in-edges."""
+    if labor.batch_dependency == 1 or labor.iterations != 0 or fanout <= 0:
+        return 0
+    return min(_PLACES, 1 << (num_slots // (MANY * fanout)).bit_length())
+
+
+def kept_bytes(labor: Labor, fanout: Sequence[int], num_slots: int, weighted: bool, sources: bool = False) -> int:
+    """Bytes of the draws that a thread keeps for batches that draw alike, of an edge type.
+
+    fanout: of its hops; num_slots: its edges; weighted: whether it is drawn by weight; sources: whether sources are kept too.
+    """
+    if weighted:
+        return 0
+    tables = {(k, 0 if labor.layer_dependency else hop) for hop, k in enumerate(fanout)}
+    return sum(KeptDraws.nbytes_for(num_places(labor, k, num_slots), k, sources) for k, _ in tables)
 
 
 class RepeatedDraws(threading.local):
     """The draws that a thread keeps for batches that draw alike, of each fan-out (and hop, where layers do not)."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, int], tuple[bytes, KeptDraws]] = {}
+        self._found: dict[tuple[int, int, bool], tuple[bytes, KeptDraws]] = {}
 
-    def of(self, fanout: int, hop: int, keys: NDArray[np.uint64]) -> KeptDraws:
+    def of(self, places: int, fanout: int, hop: int, keys: NDArray[np.uint64], sources: bool) -> KeptDraws:
         """Those made by these keys: empty when the keys have changed."""
-        made_by, kept = self._found.get((fanout, hop), (b"", None))
+        made_by, kept = self._found.get((fanout, hop, sources), (b"", None))
         if kept is None:
-            kept = KeptDraws.empty(_PLACES, fanout)
+            kept = KeptDraws.empty(places, fanout, sources)
         elif made_by != keys.tobytes():
             kept.clear()
-        self._found[fanout, hop] = keys.tobytes(), kept
+        self._found[fanout, hop, sources] = keys.tobytes(), kept
         return kept
 
 
@@ -81,18 +100,32 @@ class SourceDraws:
             for column in (self.indices, self.weight):
                 if column is not None:
                     request_in_edges(column, self.indptr, node, *bounds)
-        keys = self.labor.keys(key, self.type_number, hop)
         out = (*(left_out or _NONE), *(self.held_out or NOTHING))
         if self.labor.iterations != 0 and fanout > 0:
             assert stands_for is not None
             start, stop = bounds
-            return self._draw_by_importance(node[start:stop], fanout, keys, out, slot, indptr[start : stop + 1], stands_for)
+            keys, own = self.labor.keys(key, self.type_number, hop), (slot, indptr[start : stop + 1], stands_for)
+            return self._draw_by_importance(node[start:stop], fanout, keys, out, *own)
+        rule = self.rule(key, fanout, hop)
         weight = _NO_WEIGHT if self.weight is None else self.weight
         factors = _NO_FACTORS if stands_for is None else stands_for
-        given, kept = (self.indptr, self.indices, weight, node, *bounds, fanout, keys), _NO_DRAWS
-        if self.labor.batch_dependency > 1 and self.weight is None and fanout > 0:
-            kept = self.repeated.of(fanout, 0 if self.labor.layer_dependency else hop, keys)
-        return int(draw_by_source(*given, *out, kept, slot, indptr, factors))
+        given, how = (self.indptr, self.indices, weight, node, *bounds, *(left_out or _NONE)), (rule, Scratch.of(fanout))
+        return int(draw_by_source(*given, *how, self.kept(rule, hop), slot, indptr, factors))
+
+    def rule(self, key: Key, fanout: int, hop: int) -> Rule:
+        """How a batch of this key draws in a hop."""
+        return Rule(fanout, self.labor.keys(key, self.type_number, hop), *(self.held_out or NOTHING))
+
+    def kept(self, rule: Rule, hop: int, sources: bool = False) -> KeptDraws:
+        """The draws that this thread keeps for batches that draw alike; sources: whether with their sources."""
+        places = 0 if self.weight is not None else num_places(self.labor, rule.fanout, len(self.indices))
+        if not places:
+            return NO_DRAWS
+        return self.repeated.of(places, rule.fanout, 0 if self.labor.layer_dependency else hop, rule.keys, sources)
+
+    def kept_bytes(self, fanout: Sequence[int], sources: bool = False) -> int:
+        """See `kept_bytes`."""
+        return kept_bytes(self.labor, fanout, len(self.indices), self.weight is not None, sources)
 
     def _draw_by_importance(
         self, node: Ids, fanout: int, keys: AnyArray, out: _Out, slot: Ids, indptr: Ids, stands_for: Factors

@@ -12,11 +12,15 @@ from torch_geometric.data import Data
 import ooc
 from ooc.loading.stages import Order
 from ooc.runtime.keyed_random import Cursor
+from ooc.sampling import NeighborSampler
+from ooc.sampling.labor import batch_key
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError
+from ooc.stores.errors import BudgetError, ConfigError
 from tests.conftest import MakeStore
 from tests.ooc.batches import same
 from tests.ooc.hetero_batches import hetero_data
+from tests.ooc.loading.test_ondisk_topology import without_edges
+from tests.ooc.sampling.test_neighbor import random_graph
 
 N, E = 80, 1600
 BOTH = {"sampler": ooc.Labor(layer_dependency=True, batch_dependency=8)}
@@ -38,24 +42,76 @@ def epochs(loader: Any, count: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("weight", [None, "weight"])
-def test_what_batches_depend_on(ds: Dataset, monkeypatch: pytest.MonkeyPatch, weight: str | None) -> None:
-    """Not on threads, nor on where the edges are."""
+def test_what_batches_depend_on(ds: Dataset, weight: str | None) -> None:
+    """Not on threads, nor on where the features are."""
     base = epochs(loader_of(ds, weight_attr=weight), 2)
     assert same(base, epochs(loader_of(ds, weight_attr=weight, sample_threads=3), 2))
     for options in ({"in_memory": True}, {"engine": "mmap"}):
         with ooc.open(ds.path, **options) as other:
             assert same(base, epochs(loader_of(other, weight_attr=weight), 2))
-    monkeypatch.setattr("ooc.runtime.memory_plan.TOPOLOGY_SHARE", 10**9)
-    with ooc.open(ds.path, memory="64GB") as other:
-        loader = loader_of(other, weight_attr=weight)
-        assert loader.strategy.stages.sample.draw.__closure__[
-            0
-        ].cell_contents.by_source.cold  # edges are mapped, and not read ahead
-        assert same(base, epochs(loader, 2))
     for other in (None, "labor", ooc.Labor(layer_dependency=True), ooc.Labor(batch_dependency=8)):
         assert not same(base, epochs(loader_of(ds, weight_attr=weight, sampler=other), 2))
     assert same(epochs(loader_of(ds, sampler="labor"), 1), epochs(loader_of(ds, sampler=ooc.Labor()), 1))
     assert same(epochs(loader_of(ds, sampler="neighbor"), 1), epochs(loader_of(ds, sampler=None), 1))
+
+
+@pytest.mark.parametrize(
+    ("labor", "weight", "together"),
+    [
+        (ooc.Labor(), None, True),
+        (ooc.Labor(layer_dependency=True), "weight", True),
+        (ooc.Labor(batch_dependency=8), None, True),
+        (ooc.Labor(layer_dependency=True, batch_dependency=8), "weight", True),
+        (ooc.Labor(layer_dependency=True, batch_dependency=8), None, True),
+        (ooc.Labor(importance=1), None, False),
+        (ooc.Labor(layer_dependency=True, batch_dependency=8, importance="*"), None, False),
+    ],
+)
+def test_edges_on_disk_change_nothing(
+    ds: Dataset, monkeypatch: pytest.MonkeyPatch, labor: ooc.Labor, weight: str | None, together: bool
+) -> None:
+    """They are read for many batches together or, where sources have an importance, mapped and not read ahead."""
+    base = epochs(loader_of(ds, weight_attr=weight, sampler=labor), 2)
+    monkeypatch.setattr("ooc.runtime.memory_plan.TOPOLOGY_SHARE", 10**9)
+    with ooc.open(ds.path, memory="64GB") as other:
+        if together:
+            without_edges(other, False)
+        loader = loader_of(other, weight_attr=weight, sampler=labor)
+        assert (loader.strategy.stages.sample.frontier is not None) == together
+        assert together or loader.strategy.stages.sample.draw.__closure__[0].cell_contents.by_source.cold
+        assert same(base, epochs(loader, 2))
+        assert (loader.topology_bytes_read > 0) == together
+
+
+def test_draws_that_threads_keep_are_counted(ds: Dataset) -> None:
+    """In what a batch may take, and in what is drawn beside the batches that are read together."""
+    graph, seeds, key = random_graph(50, 30_000, seed=0), np.arange(50), batch_key(0, 0, 0, 64)
+    plain = NeighborSampler(graph, [5, 5], labor=ooc.Labor())
+    assert plain.kept_bytes == 0
+    for layers, tables in ((False, 2), (True, 1)):
+        labor = ooc.Labor(layer_dependency=layers, batch_dependency=64)
+        sampler = NeighborSampler(graph, [5, 5], labor=labor)
+        sampler.sample(seeds, key)
+        found = [kept for _, kept in sampler.by_source.repeated._found.values()]
+        assert len(found) == tables
+        assert sampler.kept_bytes == sum(array.nbytes for kept in found for array in kept) > 10_000
+        most = next(most for most in range(10**6) if fits(plain, most, seeds))
+        assert fits(sampler, most + sampler.kept_bytes, seeds)
+        assert not fits(sampler, most + sampler.kept_bytes - 1, seeds)
+    by_weight = NeighborSampler(graph, [5, 5], weight="weight", labor=labor)
+    assert by_weight.kept_bytes == 0
+    stage, bare = (loader_of(ds, sampler=each, sample_threads=3).strategy.stages.sample for each in (BOTH["sampler"], None))
+    kept = NeighborSampler(ds.graph, [3, 3], labor=BOTH["sampler"]).kept_bytes
+    assert stage.drawing_bytes(100) == bare.drawing_bytes(100) + 3 * kept > bare.drawing_bytes(100)
+
+
+def fits(sampler: NeighborSampler, max_bytes: int, seeds: Any) -> bool:
+    sampler.max_bytes = max_bytes
+    try:
+        sampler.need(sampler.begin(seeds), 0)
+    except BudgetError:
+        return False
+    return True
 
 
 def test_resume_at_every_step_continues_to_the_bit(ds: Dataset) -> None:
