@@ -88,7 +88,7 @@ def refuse(path: Path, manifest: Manifest) -> None:
         why = f"numbers its nodes by {manifest.order}, which new edges change"
     elif manifest.input is not None and manifest.input.drop_duplicates:
         why = "holds each edge once, and whether a new one is there already only an ingest finds out"
-    elif not manifest.columns:
+    elif set(manifest.columns) <= {"weight"}:
         why = "has no ids of edges, which were left out when it was ingested (`edge_ids`)"
     elif "edge_id" not in manifest.columns or set(manifest.columns) - {"edge_id", "weight", "time"}:
         why = f"has the edge columns {', '.join(manifest.columns) or 'none'}, not those of an ingest"

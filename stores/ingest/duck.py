@@ -9,7 +9,7 @@ import glob
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -73,7 +73,8 @@ class Duck:
 
     def __exit__(self, *_: object) -> None:
         for view in self._streams:
-            self._con.unregister(view)
+            with suppress(duckdb.Error):  # a query that failed or was interrupted still reads it
+                self._con.unregister(view)
         self._con.close()
 
     def register(self, view: str, stream: "EdgeStream") -> None:

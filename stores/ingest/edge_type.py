@@ -86,8 +86,8 @@ class EdgeTypeIngest:
         self.labels.check()
         by_id = [*self.features.names, *(["labels"] if self.has_labels else []), *self.inputs.edge_splits]
         if not self.spec.edge_ids and (by_id or many or self.columns.time is not None):
-            what = ", ".join(by_id) or ("many graphs" if many else "times")
-            raise ConfigError(f"{what}{self.of} need the edges' ids: leave out `edge_ids=False`")
+            what = f"the edges' {', '.join(by_id)}" if by_id else "many graphs" if many else "the edges' times"
+            raise ConfigError(f"to store {what}{self.of}, the edges' ids are needed: leave out `edge_ids=False`")
 
     def _columns(self) -> EdgeColumns:
         table, plain = self.table, self.spec.edges is not None

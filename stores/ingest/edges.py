@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 from numpy.typing import DTypeLike, NDArray
 
 from ooc.stores.arrays.zarr_write import Appender
+from ooc.stores.errors import InputError
 from ooc.stores.graph import index_dtype
 from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest.duck import Duck, Progress
-from ooc.stores.ingest.key_sort import sorted_by_key
+from ooc.stores.ingest.key_sort import Batch, sorted_by_key
 from ooc.stores.manifest import HOMOGENEOUS, EdgeKey, graph_array
 
 NODE_ROWS = 1 << 20
@@ -86,23 +87,43 @@ def sorted_slots(
     """Yield (dst int64, src int32|int64, edge_id int64, the columns `rest` by name) in canonical order, in batches.
 
     `num_slots` is about how many there are; `sources` is the number of sources of a bipartite graph; `by_time` sorts by the
-    column `time` before the edge id, which is its rank by time otherwise.
+    column `time` before the edge id, which is its rank by time otherwise. Raises InputError for an end that is no node.
     """
-    index = index_dtype(num_nodes if sources is None else sources)
+    sources = num_nodes if sources is None else sources
+    index = index_dtype(sources)
     payload = ", ".join([f"src::{'INTEGER' if index.itemsize == 4 else 'BIGINT'} AS src", *rest])
     bits = None if by_time else pack_bits(num_nodes, num_edges)
     if bits is None:
         order = "dst, time, edge_id" if by_time else "dst, edge_id"
         sql_of = f"SELECT dst::BIGINT AS dst, edge_id, {payload} FROM ({slots}) ORDER BY {order}"
         for column in _columns(duck.stream(sql_of, ordered=False)):
+            _check_ends(column["dst"], column["src"], num_nodes, sources)
             yield column["dst"], column["src"], column["edge_id"], {name: column[name] for name in rest}
         return
     sql_of = f"SELECT dst::BIGINT * {1 << bits} + edge_id AS key, {payload} FROM ({slots})"
-    keyed = ((column.pop("key"), column) for column in _columns(duck.stream(sql_of)))
+    keyed = _keyed(_columns(duck.stream(sql_of)), bits, num_nodes, sources)
     of_keys = {"bits": (num_nodes - 1).bit_length() + bits, "low_bits": bits}
     columns = {"src": index, **rest}
     for key, of_slots in sorted_by_key(keyed, columns, num_slots, **of_keys, room=duck.room, spill=duck.scratch("slots")):
         yield key >> bits, of_slots["src"], key & ((1 << bits) - 1), {name: of_slots[name] for name in rest}
+
+
+def _keyed(columns: Iterator[dict[str, NDArray[Any]]], bits: int, num_nodes: int, sources: int) -> Iterator[Batch]:
+    for column in columns:
+        key = column.pop("key")
+        _check_ends(key >> bits, column["src"], num_nodes, sources)
+        yield key, column
+
+
+def _check_ends(dst: Ints, src: NDArray[Any], num_nodes: int, sources: int) -> None:
+    """Raise InputError for ends that are no nodes: they were when edges were read the first time, so the edges have changed."""
+    for end, nodes in ((dst, num_nodes), (src, sources)):
+        if len(end) and not (end.min() >= 0 and end.max() < nodes):
+            wrong = int(end[(end < 0) | (end >= nodes)][0])
+            raise InputError(
+                f"an edge ends at node {wrong} of {nodes} (0..{nodes - 1}), but did not when edges were read the first time: "
+                "give the same edges each time they are read"
+            )
 
 
 def _columns(batches: Iterator[pa.RecordBatch]) -> Iterator[dict[str, NDArray[Any]]]:

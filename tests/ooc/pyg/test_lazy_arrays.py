@@ -100,6 +100,30 @@ def test_what_an_object_raises_reaches_the_caller(tmp_path: Path) -> None:
         ooc.from_data(Data(edge_index=Broken(arrays()["edge_index"]), num_nodes=NODES), tmp_path / "s.ooc")
 
 
+@pytest.mark.parametrize("by", [NODES, -2 * NODES])
+def test_edges_that_are_others_when_they_are_read_again_are_named(tmp_path: Path, by: int) -> None:
+    class Unsteady(Made):
+        whole = 0
+
+        def __getitem__(self, key: Any) -> Any:
+            found = super().__getitem__(key)
+            self.whole += found.shape == (2, EDGES)  # not a sample
+            return found + by if self.whole > 1 else found
+
+    with pytest.raises(InputError, match=rf"an edge ends at node -?\d+ of {NODES} .*: give the same edges each time"):
+        ooc.from_data(Data(edge_index=Unsteady(arrays()["edge_index"]), num_nodes=NODES), tmp_path / "s.ooc")
+
+
+def test_an_interruption_while_edges_are_sorted_reaches_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ooc.stores.ingest.key_sort._Ranges.add", interrupted)
+    monkeypatch.setattr("ooc.stores.ingest.duck.MOST_ROOM", 10_000)
+    with pytest.raises(KeyboardInterrupt):
+        ooc.from_data(Data(edge_index=Made(arrays()["edge_index"]), num_nodes=NODES), tmp_path / "s.ooc")
+
+
 def test_an_interrupted_ingest_goes_on_with_the_same_arrays(tmp_path: Path) -> None:
     held = {name: LazyArray(Made(array)) for name, array in arrays().items() if name in ("x", "edge_index", "y")}
     spec, done = IngestSpec(out=tmp_path / "s.ooc", pyg="data"), []

@@ -241,6 +241,7 @@ def test_an_id_that_nobody_listed_is_refused_or_left_out(tmp_path: Path) -> None
         ({"parts": 2}, "by 2 parts of the graph"),
         ({"order": "degree"}, "by degree"),
         ({"time": None, "edge_features": [], "drop_duplicates": True}, "holds each edge once"),
+        ({"time": None, "edge_features": [], "weight": "m", "edge_ids": False}, "has no ids of edges"),
     ],
 )
 def test_a_store_that_cannot_grow_and_stay_what_it_is_says_so(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
