@@ -286,8 +286,8 @@ class BlockGINEConv(GINEConv):  # type: ignore[misc]
 class BlockGATConv(GATConv):  # type: ignore[misc]
     """PyG's GATConv (Velickovic et al., 2018) on a block; self-loops are replaced by one per destination.
 
-    Attention is normalized over the sampled neighbors, so nothing is rescaled. Edge weights are ignored, as in PyG. Attention
-    scores are computed from x directly, with the attention vectors folded into the weight matrix.
+    Attention is normalized over the sampled neighbors, however drawn: nothing is rescaled. Edge weights are ignored, as
+    in PyG. Attention scores are computed from x directly, with the attention vectors folded into the weight matrix.
     """
 
     def forward(self, x: Tensor, block: Block) -> Tensor:

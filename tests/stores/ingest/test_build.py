@@ -121,9 +121,7 @@ def test_a_store_without_ids_of_edges(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="needs the edges' ids: leave out `edge_ids=False`"):
             IngestSpec(out=tmp_path / "no.ooc", edge_ids=False, **edges, **by_edge)
     np.savez(tmp_path / "g.npz", edge_index=np.stack([src, dst]), edge_attr=np.ones((200, 2), np.float32))
-    with pytest.raises(
-        ConfigError, match=r"to store the edges' edge_attr, .* ids are needed: leave out `edge_ids=False`"
-    ):
+    with pytest.raises(ConfigError, match=r"to store the edges' edge_attr, .* ids are needed: leave out `edge_ids=False`"):
         ingest(IngestSpec(out=tmp_path / "no.ooc", npz=tmp_path / "g.npz", edge_ids=False))
 
 
