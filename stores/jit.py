@@ -186,3 +186,13 @@ def overload(function: Any, **options: Any) -> Callable[[F], F]:
         return numba_overload(function, **options)(implementation)
 
     return register
+
+
+@kernel
+def _nothing() -> None:
+    pass
+
+
+def load_numba() -> None:
+    """Load what numba needs to run any kernel, which takes the first one half a second, if none ran yet."""
+    _nothing()

@@ -4,6 +4,7 @@ import mmap
 import threading
 import weakref
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from ooc.graph.blocks import Subgraph
 from ooc.graph.hetero import EdgeKey, HeteroSubgraph
 from ooc.stores.graph import MAP_SLOTS, Graph
 from ooc.stores.io.segments import mapping_of, warm
-from ooc.stores.jit import kernel
+from ooc.stores.jit import kernel, load_numba
 
 _madvise = types.ExternalFunction("madvise", types.int32(types.intp, types.intp, types.int32))
 
@@ -86,11 +87,15 @@ class Topology:
         self._lock = threading.Lock()
 
     def warm(self) -> None:
-        """Read the topology sequentially before the first batch, which avoids minutes of page faults."""
+        """Read the topology sequentially before the first batch, which avoids minutes of page faults; numba, which the batch
+        needs next, takes as long to begin, and does so meanwhile."""
         with self._lock:
             if self._cold:
                 self._cold = False
-                self._warm()
+                with ThreadPoolExecutor(1, "ooc-warm") as reader:
+                    read = reader.submit(self._warm)
+                    load_numba()
+                    read.result()
 
     def unmapped(self) -> int:
         """Bytes that future batches may still map; 0 if the graph is in RAM or its slots are not read."""
@@ -178,3 +183,21 @@ def _ask_for(indptr: NDArray[np.int64], node: NDArray[np.int64], start: int, sto
         end = indptr[node[i] + 1] * itemsize
         if end > begin:
             _madvise(address + begin, end - begin, mmap.MADV_WILLNEED)
+
+
+def looked_up(column: NDArray[Any], slot: NDArray[np.int64]) -> NDArray[Any]:
+    """The entries of a column ([E], by slot) at `slot`, [e]. Of one that is memory-mapped the pages are requested at once: one
+    page fault after the other would wait for the disk each."""
+    if mapping_of(column) is not None:
+        _ask_for_slots(slot, column.ctypes.data, column.itemsize)
+    return column[slot]
+
+
+@kernel
+def _ask_for_slots(slot: NDArray[np.int64], address: int, itemsize: int) -> None:
+    last = -1
+    for i in range(len(slot)):
+        page = slot[i] * itemsize // mmap.PAGESIZE
+        if page != last:  # slots of a destination are neighbors
+            _madvise(address + page * mmap.PAGESIZE, mmap.PAGESIZE, mmap.MADV_WILLNEED)
+            last = page

@@ -17,6 +17,7 @@ from torch_geometric.data import Data
 from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.graph.blocks import EDGE_ATTR, EDGE_ID, Block, Subgraph, aggregated_block, blocks_of, graph_block
 from ooc.graph.hetero import EdgeKey, EdgeSample
+from ooc.graph.mapped_topology import looked_up
 from ooc.loading.arguments import InputNodes, names_of
 from ooc.loading.input_links import InputLinks
 from ooc.runtime.buffers import Buffers
@@ -208,7 +209,7 @@ def edge_index_of(subgraph: Subgraph) -> NDArray[np.int64]:
 
 def column_of(graph: Graph, subgraph: Subgraph | EdgeSample, name: str) -> AnyArray:
     """A column of the graph for sampled edges [e]: what was read for them, else looked up by slot."""
-    return subgraph.columns[name] if name in subgraph.columns else graph.columns[name][subgraph.slot]
+    return subgraph.columns[name] if name in subgraph.columns else looked_up(graph.columns[name], subgraph.slot)
 
 
 def edge_ids_of(graph: Graph, subgraph: Subgraph | EdgeSample) -> NDArray[np.int64]:

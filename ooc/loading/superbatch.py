@@ -5,6 +5,7 @@ by row, for those of the next, so each may fill nearly all of it, where two buff
 the same as read one by one.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -124,7 +125,7 @@ class SuperbatchSession(ReadSession):
         for reader, rows, changes in zip(self._arrays, filled.arrays, arrays, strict=True):
             reader.give(rows.slot[changes.gone[changes.first[k] : changes.first[k + 1]]])
             if k + 1 == len(filled.superbatch.batches):
-                reader.final = changes.final
+                reader.end_of(changes)
         return self._collate.collate(loaded)
 
     def stop(self) -> None:
@@ -154,6 +155,9 @@ class _ArrayReader:
         self.residents = cache.residents
         self.final: CachedNodes | None = cache.residents
         """what is in memory once the last batch is gathered; until then, once reading has begun, nobody knows"""
+        self._last: RowChanges | None = None
+        """of the superbatch whose reading began last"""
+        self._lock = threading.Lock()
 
     @property
     def rows(self) -> AnyArray:
@@ -162,7 +166,8 @@ class _ArrayReader:
 
     def begin(self, changes: RowChanges) -> "_Fill":
         """Begin to read a superbatch's rows."""
-        self.final = None
+        with self._lock:
+            self._last, self.final = changes, None
         self._cache.give(self._slot[changes.early])
         slot = np.full(len(changes.carried), -1, np.int32)
         there = changes.carried >= 0
@@ -194,6 +199,12 @@ class _ArrayReader:
     def give(self, slot: Slots) -> None:
         """Give slots back."""
         self._cache.give(slot)
+
+    def end_of(self, changes: RowChanges) -> None:
+        """All batches of a superbatch are gathered."""
+        with self._lock:
+            if self._last is changes:
+                self.final = changes.final
 
     def end(self) -> None:
         """Give the cache back; idempotent."""

@@ -127,7 +127,7 @@ class RowChanges:
     first: NDArray[np.int64]
     """int64[batches + 1]: gone[first[k]:first[k + 1]] are not needed after batch k"""
     final: CachedNodes | None
-    """of the last superbatch: what is in memory afterwards"""
+    """what is in memory afterwards, unless another superbatch is read by then; None where one follows for certain"""
 
     @property
     def missing(self) -> NDArray[np.int64]:
@@ -282,15 +282,21 @@ class SuperbatchPlanner:
         yield from grouped(known, (SuperbatchDraft(self, self.growth**k) for k in count()))
 
     def plan(self, batches: Iterator[SampledBatch]) -> Iterator[Superbatch]:
-        """Each superbatch once the next one is known, so that it knows which of its rows that one evicts."""
+        """Each superbatch once the next one is known, so that it knows which of its rows that one evicts.
+
+        A first batch by itself waits for no other, and leaves none of its rows in memory.
+        """
         caches = [_Cache(residents) for residents in self.residents]
         waiting: SuperbatchSketch | None = None
         sketches = Deferred(self.sketches(batches))
+        for sketch in islice(sketches, int(self.first_alone)):
+            arrays = [cache.once(used, len(sketch.batches)) for cache, used in zip(caches, sketch.arrays, strict=True)]
+            yield Superbatch(sketch.batches, tuple(arrays))
         for sketch in sketches:
             before = None if waiting is None else waiting.batches
-            arrays = [cache.take(used, before) for cache, used in zip(caches, sketch.arrays, strict=True)]
+            changes = [cache.take(used, before) for cache, used in zip(caches, sketch.arrays, strict=True)]
             if before is not None:
-                yield Superbatch(before, tuple(each for each in arrays if each is not None))
+                yield Superbatch(before, tuple(each for each in changes if each is not None))
             waiting = sketch
         if waiting is not None:
             yield Superbatch(waiting.batches, tuple(cache.last(waiting.batches) for cache in caches))
@@ -333,6 +339,15 @@ class _Cache:
             linked = _linked(*self._waiting, len(before), change.evicted, change.idle, None)
         self._waiting = used, change, change.idle if self._waiting is None else np.empty(0, np.int32)
         return linked
+
+    def once(self, used: UsedRows, batches: int) -> RowChanges:
+        """The changes of a superbatch of so many batches, before all others, that leaves none of its rows in memory."""
+        kept, change = self._residents.take(used.ids, used.uses, used.limit, used.ids[:0])
+        of_batch = np.empty(len(kept.node), np.int32)
+        shared_rows(kept.node, used.ids, of_batch)
+        self._residents = CachedNodes(kept.node[of_batch < 0], kept.recent_uses[of_batch < 0])
+        change = replace(change, source=change.source[of_batch < 0])
+        return _linked(used, change, change.idle, batches, used.ids, change.idle[:0], self._residents)
 
     def last(self, batches: Sequence[Any]) -> RowChanges:
         """The changes of the last superbatch."""

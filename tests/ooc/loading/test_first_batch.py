@@ -1,5 +1,6 @@
 """The first batch of a loader is read by itself, so that it comes soon, and all batches are as they were."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,25 @@ def test_the_first_batch_of_a_loader_is_read_alone_where_rows_are_many(
     few = loader_of(path, sums)
     assert same(list(few), wanted[:15])
     assert groups(few, sums) == 1
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_the_first_batch_waits_for_no_other(path: Path, sums: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_strategy, "FIRST_ALONE_BYTES", 1)
+    loader, delivered, before_it = loader_of(path, sums), threading.Event(), []
+    sample = loader.strategy.stages.sample.sample
+
+    def wait(cursor: Any) -> Any:
+        if cursor.step:
+            before_it.append(not delivered.wait(20))
+        return sample(cursor)
+
+    with_stage(loader, "sample", wait)
+    epoch = iter(loader)
+    next(epoch)
+    delivered.set()
+    assert len(list(epoch)) == len(loader) - 1
+    assert not any(before_it)
 
 
 @pytest.mark.parametrize("sums", [False, True])

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.graph.aggregation import PreAggregation
-from ooc.loading import feature_cache, superbatch
+from ooc.loading import feature_cache, read_strategy, superbatch
 from ooc.loading.feature_cache import CachedNodes, registry_of
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.superbatch_plan import SuperbatchPlanner
@@ -70,9 +70,10 @@ def budget(max_batch: int) -> Any:
     threads=st.integers(1, 3),
     ramp=st.tuples(st.integers(1, 20_000), st.integers(1, 5)),
     split=st.booleans(),
+    alone=st.booleans(),
 )
-def test_batches_are_those_read_one_by_one(ds, batch_size, max_batch, threads, ramp, split):
-    """Whatever the budget, the windows' growth and the threads are."""
+def test_batches_are_those_read_one_by_one(ds, batch_size, max_batch, threads, ramp, split, alone):
+    """Whatever the budget, the windows' growth and the threads are, and whether the first batch is read by itself."""
 
     def make():
         return NeighborLoader(
@@ -91,6 +92,7 @@ def test_batches_are_those_read_one_by_one(ds, batch_size, max_batch, threads, r
 
     with pytest.MonkeyPatch.context() as patch:
         first_bytes, growth = ramp
+        patch.setattr(read_strategy, "FIRST_ALONE_BYTES", 1 if alone else 2**60)
         patch.setattr(superbatch, "SuperbatchPlanner", partial(SuperbatchPlanner, first_bytes=first_bytes, growth=growth))
         with_windows = outcome(make())
     assert same(with_windows, outcome(in_memory(make())))
@@ -126,8 +128,10 @@ def test_rows_read_are_those_that_residents_foresee_whatever_the_timing(ds):
         assert loader.rows_read == foreseen < sum(len(np.unique(batch.subgraph.node)) for batch in drawn)
 
 
-def test_rows_of_earlier_epochs_and_other_loaders_make_room(ds):
+@pytest.mark.parametrize("alone", [False, True])
+def test_rows_of_earlier_epochs_and_other_loaders_make_room(ds, alone, monkeypatch):
     """Without which an epoch waits forever for room among rows that the one before has left."""
+    monkeypatch.setattr(read_strategy, "FIRST_ALONE_BYTES", 1 if alone else 2**60)
     with Dataset.open(ds.path) as fresh:
         small = dataclasses.replace(budget(30_000), in_flight=1)
         cache = registry_of(fresh.rows("x"))
@@ -136,6 +140,21 @@ def test_rows_of_earlier_epochs_and_other_loaders_make_room(ds):
             got, expected = list(loader), list(in_memory(NeighborLoader(fresh, [3, 2], batch_size=4, shuffle=True, seed=epoch)))
             assert same(got, expected)
             assert 0 < cache._cache.used == len(cache._cache.slot) == len(cache._cache.residents.node) < N
+
+
+def test_a_first_batch_by_itself_leaves_the_memory_as_it_found_it(ds, monkeypatch):
+    """But for its own rows; also where no other follows."""
+    monkeypatch.setattr(read_strategy, "FIRST_ALONE_BYTES", 1)
+    with Dataset.open(ds.path) as fresh:
+        list(NeighborLoader(fresh, [3, 2], batch_size=20, budget=budget(10**8)))
+        cache = registry_of(fresh.rows("x"))
+        before = cache._cache.residents.node
+        (batch,) = NeighborLoader(fresh, [3, 2], input_nodes=range(20), batch_size=20, budget=budget(10**8))
+        assert np.array_equal(cache._cache.residents.node, np.setdiff1d(before, batch.n_id))
+        assert cache._cache.used == len(cache._cache.residents.node)
+        whole = NeighborLoader(fresh, [3, 2], batch_size=20, budget=budget(10**8))
+        list(whole)
+        assert whole.rows_read <= 2 * len(batch.n_id)
 
 
 def test_a_second_pipeline_meanwhile_has_rows_of_its_own(ds):
