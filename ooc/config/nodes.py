@@ -141,7 +141,7 @@ class TrainConfig(NodeConfig):
     batch_dependency: Positive = Field(
         default=1, description="Over how many consecutive batches neighbors are shared (labor), such as 64."
     )
-    importance: Annotated[int, Field(ge=0)] | Literal["*"] = Field(
+    importance: Annotated[int, Field(ge=0, le=64)] | Literal["*"] = Field(
         default=0,
         description="Iterations, or * until they converge, after which neighbors that many nodes of a batch have in common are "
         "drawn more often (labor).",

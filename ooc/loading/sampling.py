@@ -122,19 +122,8 @@ class Sampling:
             )
         if kind == "induced" and (disjoint or time_attr is not None):
             raise ConfigError("subgraph_type='induced' cannot be combined with disjoint or time_attr")
-        labor = Labor.of(sampler)
-        if labor is not None and replace:
-            raise ConfigError("sampler='labor' draws without replacement: leave out replace")
-        if labor is not None and (disjoint or time_attr is not None):
-            raise ConfigError(
-                "sampler='labor' shares neighbors between seeds, so it cannot be combined with disjoint or time_attr"
-            )
-        if labor is not None and labor.iterations != 0:
-            unfit = {"weight_attr": weight is not None, f"subgraph_type={kind!r}": kind != "directional"}
-            if other := next((name for name, given in unfit.items() if given), None):
-                raise ConfigError(f"importance of Labor cannot be combined with {other}: leave one of them out")
-            if ds.is_hetero:
-                raise ConfigError(f"importance of Labor is for graphs of one type, and {ds.path} has several: leave it out")
+        unfit = {"weight_attr": weight is not None, f"subgraph_type={kind!r}": kind != "directional"}
+        labor = _labor_of(ds, sampler, replace, disjoint or time_attr is not None, unfit)
         times = None if time_attr is None else times_of(ds, time_attr, temporal_strategy == "last")
         disjoint = bool(disjoint) or times is not None
         fanout = fanouts_of(ds, num_neighbors)
@@ -198,6 +187,25 @@ class Sampling:
             return DisjointSampler(graphs, num_nodes, fanout, self.replace, max_bytes, row_bytes, self.times, held_out)
         limits = max_bytes, row_bytes, held_out, self.labor, cold
         return HeteroNeighborSampler(graphs, num_nodes, fanout, self.replace, self.weight, *limits)
+
+
+def _labor_of(ds: Dataset, sampler: Any, replace: bool, trees: bool, unfit: Mapping[str, bool]) -> Labor | None:
+    """What `sampler` means. Raises ConfigError where that does not fit. unfit: whether settings are given that importance does
+    not allow, by name."""
+    labor = Labor.of(sampler)
+    if labor is None:
+        return None
+    if replace:
+        raise ConfigError("sampler='labor' draws without replacement: leave out replace")
+    if trees:
+        raise ConfigError("sampler='labor' shares neighbors between seeds, so it cannot be combined with disjoint or time_attr")
+    if labor.iterations == 0:
+        return labor
+    if other := next((name for name, given in unfit.items() if given), None):
+        raise ConfigError(f"importance of Labor cannot be combined with {other}: leave one of them out")
+    if ds.is_hetero:
+        raise ConfigError(f"importance of Labor is for graphs of one type, and {ds.path} has several: leave it out")
+    return labor
 
 
 @dataclass(frozen=True)

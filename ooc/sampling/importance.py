@@ -23,8 +23,8 @@ from ooc.stores.jit import kernel
 
 CONVERGED = 1e-4
 """The iterations "*" end where one lowers the expected number of sources by a smaller share"""
-_MOST = 64
-"""iterations of "*" at most"""
+MOST = 64
+"""iterations at most"""
 BYTES_A_SLOT = 16
 """of an in-edge: its slot and its source"""
 BYTES_A_SOURCE = 40
@@ -49,7 +49,7 @@ def importance_of(edges: InEdges, fanout: int, iterations: int | None) -> Floats
     """The importance of the sources after so many iterations, float64[u]; None: until these change little."""
     importance, largest = np.ones(len(edges.node)), np.empty(len(edges.node))
     before = np.inf
-    for _ in range(_MOST if iterations is None else iterations):
+    for _ in range(MOST if iterations is None else iterations):
         expected = iterate(edges.indptr, edges.source, fanout, importance, largest)
         if iterations is None and expected > before * (1 - CONVERGED):
             break

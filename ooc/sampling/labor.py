@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ooc.runtime.keyed_random import Purpose, mix64, numbered
 from ooc.runtime.keyed_random import key as key_of
 from ooc.sampling.edge_split import is_held_out
+from ooc.sampling.importance import MOST
 from ooc.sampling.kernels import Factors, Ranks, home, keep_smallest, push, sort_slots, uniform
 from ooc.sampling.left_out import is_left_out
 from ooc.stores.arrays.rows import AnyArray, Ids
@@ -60,7 +61,7 @@ class Labor:
         layer_dependency: Whether a source has the same random number in all hops, so that layers share neighbors too.
         batch_dependency: For how many batches K a source keeps its number, 1 or more: consecutive batches then share
             neighbors. A quarter of the sources changes at every K/4-th batch.
-        importance: Iterations, 0 or more, or "*" until they converge, after which sources that many nodes of a batch have in
+        importance: Iterations, 0 to 64, or "*" until they converge, after which sources that many nodes of a batch have in
             common are drawn more often: fewer nodes, and sums of more variance. Means are weighted by the inverse of how often
             an edge is drawn, `edge_norm` of a batch, so they are unbiased but for a term that falls with the fan-out.
 
@@ -82,8 +83,8 @@ class Labor:
         if isinstance(period, bool) or not isinstance(period, Integral) or period < 1:
             raise ConfigError(f"batch_dependency must be a whole number of 1 or more, not {period!r}")
         often = self.importance
-        if often != "*" and (isinstance(often, bool) or not isinstance(often, Integral) or often < 0):
-            raise ConfigError(f"importance must be a whole number of 0 or more, or '*', not {often!r}")
+        if often != "*" and (isinstance(often, bool) or not isinstance(often, Integral) or not 0 <= often <= MOST):
+            raise ConfigError(f"importance must be a whole number from 0 to {MOST}, or '*', not {often!r}")
 
     @property
     def iterations(self) -> int | None:

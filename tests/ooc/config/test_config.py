@@ -132,6 +132,7 @@ def test_a_fault_is_one_line_naming_the_key(values: dict[str, object], words: li
         ({"importance": "*"}, "importance applies to sampler = labor only: set that too, or leave it out"),
         ({"sampler": "labor", "importance": 1, "weight_attr": "w"}, "importance cannot be combined with weight_attr"),
         ({"sampler": "labor", "replace": True}, "replace does not apply to sampler = labor: leave it out"),
+        ({"sampler": "labor", "importance": 65}, r"importance = .* is invalid: expected less than or equal to 64 or '\*'"),
         ({"model": "gcn", "heads": 4}, "heads does not apply to model gcn: leave it out"),
         ({"model": "appnp", "theta": 0.1}, "theta does not apply to model appnp"),
         ({"rescale": False}, "rescale does not apply to model sage"),

@@ -173,8 +173,8 @@ def test_a_loader_weighs_means_whether_rows_are_aggregated_first_or_not(make_sto
 
 
 def test_what_does_not_fit_is_refused(make_store: MakeStore) -> None:
-    for wrong in (-1, 1.5, True, "all"):
-        with pytest.raises(ConfigError, match="importance must be a whole number of 0 or more, or"):
+    for wrong in (-1, 65, 1.5, True, "all"):
+        with pytest.raises(ConfigError, match=r"importance must be a whole number from 0 to 64, or '\*', not"):
             Labor(importance=wrong)  # type: ignore[arg-type]
     with ooc.open(make_store(weight=True)) as ds:
         for given in ({"weight_attr": "weight"}, {"subgraph_type": "induced"}):
