@@ -91,14 +91,17 @@ class ReadCounts:
     """bytes they took from the disk"""
     topology_nbytes: int = 0
     """bytes that sampling and edge features took from the disk, where they stay there"""
+    together: int = 0
+    """batches drawn together, whose edges these bytes are, yielded or not"""
     lock: Any = field(default_factory=threading.Lock)
 
-    def add(self, rows: int = 0, nbytes: int = 0, *, requested: int = 0, topology: int = 0) -> None:
+    def add(self, rows: int = 0, nbytes: int = 0, *, requested: int = 0, topology: int = 0, together: int = 0) -> None:
         with self.lock:
             self.rows += rows
             self.nbytes += nbytes
             self.requested += requested
             self.topology_nbytes += topology
+            self.together += together
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,7 @@ class SampleStage:
         assert self.frontier is not None
         plain = cast(list[Seeds], seeds)  # trees and several types are read through memory maps
         together = self.frontier.sample([each.node for each in plain], keys, [each.left_out for each in plain])
-        self.counts.add(topology=together.nbytes)
+        self.counts.add(topology=together.nbytes, together=len(together.batches))
         return together.batches
 
     def _drawn(self, seeds: AnySeeds, key: Key) -> Any:

@@ -267,6 +267,8 @@ def profile(trial: RunTrial, seconds: float, variants: bool = True) -> RunProfil
     sample = BatchSample(batches_of(sampling, 0, trial.steps), budget.trial_batches(), seconds / 2)
     first, base = _counted(model, sample)
     count, whole = len(sample.batches), sample.steps == trial.steps
+    drawn = max(count, sampling.stages.counts.together)  # of the last that were drawn together, some may not be in the sample
+    base = replace(base, sample_s=base.sample_s * count / drawn)
     asked = sum(map(sampling.stages.sample.limit.rows, sample.batches)) / count
     alone = sum(_read_alone(sampling.stages.load, batch) for batch in sample.batches) / count
     exchange = sum_of(simulate_exchange(each, sample.batches, whole) for each in trial.histories)
@@ -285,7 +287,7 @@ def profile(trial: RunTrial, seconds: float, variants: bool = True) -> RunProfil
         others=others,
         asked=asked,
         evaluations=scored,
-        sampled_nbytes=sampling.stages.counts.topology_nbytes / count + alone,
+        sampled_nbytes=sampling.stages.counts.topology_nbytes / drawn + alone,
         unmapped=topology.unmapped(),
         resident=resident,
         seconds=time.perf_counter() - begun,

@@ -332,6 +332,21 @@ def test_a_runs_rows_are_predicted_to_the_row(make_store: MakeStore, tmp_path: P
     assert summary["plan"]["advice"].endswith(".")
 
 
+@pytest.mark.parametrize("sampler", [{}, {"sampler": "labor", "batch_dependency": 8}])
+def test_the_bytes_of_edges_on_disk_are_those_of_the_batches_drawn(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: dict[str, Any]
+) -> None:
+    """They are drawn four and more at a time; a sample may end between them."""
+    monkeypatch.setattr("ooc.runtime.memory_plan.TOPOLOGY_SHARE", 10**9)
+    store, given = make_store(num_edges=4000), {"epochs": 1, "eval_splits": [], "plan": True, "batch_size": 8, **sampler}
+    whole = train(configure(store, tmp_path / "whole", **given))["plan"]
+    assert whole["predicted"]["bytes_read"] == whole["actual"]["bytes_read"]
+    assert whole["predicted"]["edge_bytes_read"] == whole["actual"]["edge_bytes_read"] > 0
+    monkeypatch.setattr("ooc.runtime.memory_plan._TRIAL_BYTES", 1)
+    part = train(configure(store, tmp_path / "part", **given))["plan"]
+    assert part["predicted"]["edge_bytes_read"] < 4 * part["actual"]["edge_bytes_read"]
+
+
 def test_a_plan_of_sweeps_makes_some_and_leaves_nothing_behind(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
