@@ -44,7 +44,8 @@ class LinkConfig(TrainConfig):
     exact_negatives: bool = Field(default=False, description="No negative of training is an edge either.")
     eval_splits: Words = Field(
         default=["val", "test"],
-        description="Parts of the edges to score at the end: train, val, test; of a store's split by their names.",
+        description="Parts of the edges to score at the end with the best model: train, val, test; of a store's split by their "
+        'names; none: "". Validation is scored after epochs in any case, as it selects the best model.',
     )
     eval_k: Counts = Field(
         default=[],

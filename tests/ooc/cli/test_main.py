@@ -160,6 +160,8 @@ def test_training_nodes_are_scored_on_request(
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()[:-1]] == ["val", "test"]
     assert main([*command, "--out", f"{tmp_path}/b", "--eval-splits", "train,val,test"]) == 0
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()[:-1]] == ["train", "val", "test"]
+    assert main([*command, "--out", f"{tmp_path}/c", "--eval-splits", ""]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_bad_settings_are_one_line(make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -307,6 +307,18 @@ def test_validation_of_the_best_model_is_scored_once(
     assert again["metrics"] == summary["metrics"]
 
 
+def test_without_splits_nothing_is_scored_at_the_end_but_validation_still_selects_the_model(
+    make_store: MakeStore, tmp_path: Path
+) -> None:
+    summary = train(
+        configure(make_store(), tmp_path / "run", epochs=3, eval_every=2, eval_splits=[], model="sage", batch_size=16)
+    )
+    assert summary["metrics"] == {}
+    _, epochs = read_metrics(tmp_path / "run")
+    assert ["val" in epoch for epoch in epochs] == [False, True, True]
+    assert summary["best_epoch"] == max((1, 2), key=lambda k: epochs[k]["val"]["accuracy"])
+
+
 def test_what_torch_cannot_allocate_is_a_memory_error_and_leaves_no_run(make_store: MakeStore, tmp_path: Path) -> None:
     config = configure(make_store(), tmp_path / "run", model="gat", heads=2**16, hidden=2**16, output_heads=2**31 - 1)
     with pytest.raises(MemoryError, match=r"torch asked for .*TB at once"):
