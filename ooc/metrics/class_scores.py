@@ -1,7 +1,7 @@
 """Scores of predicted classes from counts, and exact ranking scores, batch by batch in torch alone.
 
-torchmetrics has the same scores, which tests compare with these to the bit; but importing it takes 40 MB, and 68 MB with 40 MB of
-library pages where SciPy and Matplotlib are installed, and 1.4 s. A run has that memory for batches instead.
+torchmetrics has the same scores, which tests compare with these to the bit; but importing it takes 40 MB, and 68 MB with 40 MB
+of library pages where SciPy and Matplotlib are installed, and 1.4 s. A run has that memory for batches instead.
 """
 
 import torch
