@@ -54,7 +54,10 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "neighbor_sampler": ((None,), "use PyG's NodeLoader with ooc.pyg.OocSampler"),
     "custom_cls": ((None,), "batches are PyG Data; convert them in transform"),
     "generator": ((None,), "randomness comes from seed"),
-    "sampler": ((None,), "the order comes from shuffle and seed; give input_nodes in your own order"),
+    "sampler": (
+        (None,),
+        "the order comes from shuffle, seed and input_nodes, and LABOR is for NeighborLoader and LinkNeighborLoader",
+    ),
     "batch_sampler": ((None,), "the order comes from shuffle and seed; give input_nodes in your own order"),
     "collate_fn": ((None,), "use transform"),
     "worker_init_fn": ((None,), "there are no worker processes"),

@@ -156,7 +156,7 @@ class InEdgePass:
         """Draw for all batches: the bytes read, and -1 or a slot of an invalid weight, with which the draws are incomplete."""
         groups = self._alike(batches, fanout, hop)
         node = np.unique(np.concatenate([np.empty(0, np.int64), *(group.node for group in groups)]))
-        scratch, nbytes, buffers = Scratch.of(fanout), 0, Buffers(PIECES)
+        scratch, nbytes, buffers = Scratch.of(min(fanout, len(self.draws.indices))), 0, Buffers(PIECES)
         read = lambda part: self._read(node[part], buffers)  # noqa: E731
         parts = self._parts(node, fanout) if fanout else []
         with ThreadPoolExecutor(1, thread_name_prefix="ooc-in-edges") as pool:

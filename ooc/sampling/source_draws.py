@@ -34,7 +34,8 @@ def num_places(labor: Labor, fanout: int, num_slots: int) -> int:
     """Draws that a thread keeps for a fan-out, without weights: no more than there are nodes of enough in-edges."""
     if labor.batch_dependency == 1 or labor.iterations != 0 or fanout <= 0:
         return 0
-    return min(_PLACES, 1 << (num_slots // (MANY * fanout)).bit_length())
+    most = num_slots // (MANY * fanout)
+    return min(_PLACES, 1 << most.bit_length()) if most else 0
 
 
 def kept_bytes(labor: Labor, fanout: Sequence[int], num_slots: int, weighted: bool, sources: bool = False) -> int:
@@ -100,6 +101,7 @@ class SourceDraws:
             for column in (self.indices, self.weight):
                 if column is not None:
                     request_in_edges(column, self.indptr, node, *bounds)
+        fanout = min(fanout, len(self.indices))  # what is worked in has as many places
         out = (*(left_out or _NONE), *(self.held_out or NOTHING))
         if self.labor.iterations != 0 and fanout > 0:
             assert stands_for is not None

@@ -212,6 +212,25 @@ def test_what_does_not_fit_is_refused_in_a_line(ds: Dataset) -> None:
             loader_of(ds, **given)
 
 
+def test_loaders_without_labor_say_which_have_it(ds: Dataset) -> None:
+    with pytest.raises(ConfigError, match=r"ClusterLoader cannot take sampler='labor': .* LABOR is for NeighborLoader"):
+        ooc.ClusterLoader(ds, 2, num_parts=4, sampler="labor")
+
+
 def test_a_single_batch_is_sampled_by_labor_too(ds: Dataset) -> None:
     batch = loader_of(ds)(torch.arange(8))
     assert np.diff(batch.blocks[0].indptr).max() <= 3
+
+
+@pytest.mark.parametrize("labor", [ooc.Labor(), ooc.Labor(True, 64), ooc.Labor(importance=1)])
+def test_a_fan_out_above_all_degrees_takes_all_and_no_memory(
+    ds: Dataset, monkeypatch: pytest.MonkeyPatch, labor: ooc.Labor
+) -> None:
+    def batch(opened: Dataset, fanout: int) -> Any:
+        return next(iter(ooc.NeighborLoader(opened, [fanout, 2], "train", batch_size=8, shuffle=True, seed=1, sampler=labor)))
+
+    wanted = batch(ds, -1)
+    assert same([wanted], [batch(ds, 10**13)])
+    monkeypatch.setattr("ooc.runtime.memory_plan.TOPOLOGY_SHARE", 10**9)
+    with ooc.open(ds.path, memory="64GB") as other:
+        assert same([wanted], [batch(other, 10**13)])
