@@ -1,13 +1,15 @@
 """Work on flat arrays by all of torch's threads."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 
 import torch
 
-LEAST = 2**18
-"""elements for which another thread is worth its start"""
+from ooc.runtime.crew import in_pieces
+
+LEAST = 2**20
+"""elements for which another thread is worth its waking"""
 
 
 def in_parts(work: Callable[[int, int], None], size: int, unit: int = 1) -> None:
@@ -27,8 +29,4 @@ def in_parts(work: Callable[[int, int], None], size: int, unit: int = 1) -> None
         work(0, size)
         return
     bounds = [size * i // threads for i in range(threads + 1)]
-    with ThreadPoolExecutor(threads - 1, thread_name_prefix="ooc-part") as pool:
-        others = [pool.submit(work, *part) for part in pairwise(bounds[1:])]
-        work(bounds[0], bounds[1])
-        for each in others:
-            each.result()
+    in_pieces([partial(work, *part) for part in pairwise(bounds)])

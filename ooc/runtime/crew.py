@@ -1,0 +1,136 @@
+"""Pieces of a step in several threads, each piece in one.
+
+OpenMP divides an operation evenly and ends it when its last thread is done: where loader threads take a core meanwhile, all
+wait for the thread that shares it, and every operation wakes the threads anew. Here a thread takes the next piece when it is
+done with one. The threads stay, and sleep in between.
+"""
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+Piece = Callable[[], object]
+
+
+class _Share:
+    """Pieces that several threads take in turn."""
+
+    def __init__(self, pieces: Sequence[Piece], helpers: int) -> None:
+        self._left, self._lock = iter(pieces), threading.Lock()
+        self._failure: BaseException | None = None
+        self._inference = torch.is_inference_mode_enabled()
+        self._ended: SimpleQueue[None] = SimpleQueue()
+        self._helpers = helpers
+
+    def work(self) -> None:
+        """Do pieces until none is left. What one fails on is kept, and ends the work."""
+        try:
+            while (piece := self._next()) is not None:
+                piece()
+        except BaseException as error:  # raised by `wait`
+            self._failure = error
+
+    def help(self) -> None:
+        """`work` in another thread, whose modes are not the caller's."""
+        with torch.inference_mode(self._inference), torch.no_grad(), single_threaded():
+            self.work()
+        self._ended.put(None)
+
+    def wait(self) -> None:
+        """Until all helpers have ended. Raises what a piece failed on."""
+        for _ in range(self._helpers):
+            self._ended.get()
+        if self._failure is not None:
+            raise self._failure
+
+    def _next(self) -> Piece | None:
+        with self._lock:
+            return None if self._failure is not None else next(self._left, None)
+
+
+class _Crew:
+    """Threads that help whoever has pieces; as many as were ever asked for."""
+
+    def __init__(self) -> None:
+        self._shares: SimpleQueue[_Share] = SimpleQueue()
+        self._size, self._lock = 0, threading.Lock()
+
+    def help(self, share: _Share, helpers: int) -> None:
+        with self._lock:
+            while self._size < helpers:
+                threading.Thread(target=self._serve, name="crew", daemon=True).start()
+                self._size += 1
+        for _ in range(helpers):
+            self._shares.put(share)
+
+    def _serve(self) -> None:
+        while True:
+            share = self._shares.get()
+            share.help()
+            del share  # a waiting thread keeps no tensor alive
+
+
+_crew = _Crew()
+os.register_at_fork(after_in_child=lambda: _crew.__init__())  # type: ignore[misc]  # a child has none of the threads
+
+
+def in_pieces(pieces: Sequence[Piece], threads: int | None = None) -> None:
+    """Do all pieces, in any order and several at once, in as many threads as torch has (or `threads`), this one among them.
+
+    For torch's operations where `knows_threads`, and kernels that release the GIL. Gradients are not recorded.
+
+    >>> in_pieces([partial(torch.mm, rows[:512], weight, out=out[:512]), partial(torch.mm, rows[512:], weight, out=out[512:])])
+    """
+    helpers = min(threads or torch.get_num_threads(), len(pieces)) - 1
+    share = _Share(pieces, max(0, helpers))
+    if helpers > 0:
+        _crew.help(share, helpers)
+    with torch.no_grad(), single_threaded():
+        share.work()
+    share.wait()
+
+
+@cache
+def _thread_counts() -> tuple[Any, Any, Any] | None:
+    """(OpenMP's threads of the calling thread, a function that sets them, one that sets MKL's and returns those before), None
+    where torch is built with others. They keep the GIL, as they take less time than giving it back."""
+    folder = Path(torch.__file__).parent / "lib"
+    try:
+        library = ctypes.PyDLL(str(folder / "libtorch_cpu.so"))
+        found = library.omp_get_max_threads, library.omp_set_num_threads, library.MKL_Set_Num_Threads_Local
+    except (OSError, AttributeError):
+        return None
+    for function in found[1:]:
+        function.argtypes = [ctypes.c_int]
+    found[1].restype = None
+    return found
+
+
+def knows_threads() -> bool:
+    """Whether `single_threaded` has an effect."""
+    return _thread_counts() is not None
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """Do torch's operations in the calling thread alone; others keep the threads they have."""
+    counts = _thread_counts()
+    if counts is None:
+        yield
+        return
+    threads, set_threads, set_mkl = counts
+    before, mkl_before = threads(), set_mkl(1)
+    set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(before)
+        set_mkl(mkl_before)

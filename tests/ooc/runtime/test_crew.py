@@ -1,0 +1,64 @@
+"""Pieces in several threads: all of them once, failures raised, modes and thread counts as they were."""
+
+import os
+import threading
+from functools import partial
+
+import pytest
+import torch
+
+from ooc.runtime.crew import in_pieces, knows_threads, single_threaded
+from ooc.runtime.restoring import settings_restored
+
+
+def test_every_piece_is_done_once_by_several_threads() -> None:
+    meet, done = threading.Barrier(3, timeout=60), list[int]()
+
+    def piece(number: int) -> None:
+        if number < 3:
+            meet.wait()  # three threads are at work at once
+        done.append(number)
+
+    in_pieces([partial(piece, number) for number in range(20)], threads=3)
+    assert sorted(done) == list(range(20))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_a_piece_fails_on_is_raised_and_the_crew_works_on(threads: int) -> None:
+    with pytest.raises(ValueError, match="piece"):
+        in_pieces([partial(int, "no piece")] * 4, threads)
+    done: list[int] = []
+    in_pieces([partial(done.append, 1)] * 4, threads)
+    assert len(done) == 4
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_pieces_change_tensors_in_the_modes_of_the_caller(mode: type) -> None:
+    weight = torch.ones(4, 4, requires_grad=True)
+    with mode():
+        out = torch.zeros(8, 4)
+        in_pieces([partial(out[i : i + 1].addmm_, out[i : i + 1] + i, weight) for i in range(8)], threads=2)
+        assert torch.equal(out[:, 0], 4.0 * torch.arange(8))
+        assert torch.is_grad_enabled() == (mode is torch.enable_grad)
+
+
+def test_pieces_run_in_one_thread_each_and_the_caller_keeps_its_own() -> None:
+    found: list[int] = []
+    with settings_restored():
+        torch.set_num_threads(3)
+        in_pieces([lambda: found.append(torch.get_num_threads())] * 6)
+        assert torch.get_num_threads() == 3
+        with single_threaded():
+            assert torch.get_num_threads() == (1 if knows_threads() else 3)
+        assert torch.get_num_threads() == 3
+    assert found == [1 if knows_threads() else 3] * 6
+
+
+def test_a_forked_process_has_a_crew_of_its_own() -> None:
+    in_pieces([int] * 4, threads=2)
+    child = os.fork()
+    if child == 0:
+        done: list[int] = []
+        in_pieces([partial(done.append, 1)] * 4, threads=2)
+        os._exit(0 if len(done) == 4 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
