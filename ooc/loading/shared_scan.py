@@ -158,7 +158,7 @@ class ScanSession(ReadSession):
         self._turn += 1
 
         def filling(count: int) -> None:
-            if group.rolls:
+            if group.in_file_order:
                 self._memory.fill(rows, count * memory.self_row_bytes, most)
 
         def read_one(k: int) -> None:
@@ -179,7 +179,7 @@ class ScanSession(ReadSession):
     def room_for(self, scan: SharedScan, turn: int, gives_back: bool = True) -> ScanRows:
         """Memory for a scan's aggregates, zeros, and the rows it keeps; gives_back: whether batches that were served do."""
         shape = scan.num_rows, scan.num_self_rows, self._load.width
-        return self._memory.take(shape, scan.start[1:] * gives_back, turn, scan.rolls)
+        return self._memory.take(shape, scan.start[1:] * gives_back, turn, scan.in_file_order)
 
     def _add_all(self, scan: SharedScan, rows: ScanRows, filling: Callable[[int], None] | None = None) -> None:
         self.add_up(scan, rows, self.pieces(scan), filling)
@@ -238,7 +238,9 @@ class ScanSession(ReadSession):
         else:
             neighbor = self._copy(rows.neighbor, sums, self._sums)
             rows.served(k)
-        once = k == 0 and not scan.rolls and len(own) > 0 and own[-1] == len(own) - 1  # no node came twice: in its order
+        once = (
+            k == 0 and not scan.in_file_order and len(own) > 0 and own[-1] == len(own) - 1
+        )  # no node came twice: in its order
         if once and not self._load.buffers.pinned:
             self_row = rows.self_rows[: len(own)]
         else:

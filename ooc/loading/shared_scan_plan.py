@@ -129,7 +129,7 @@ class SharedScan:
         return self.row.nbytes + self.first.nbytes + self.target.nbytes + self.edge.nbytes
 
     @property
-    def rolls(self) -> bool:
+    def in_file_order(self) -> bool:
         """Whether own rows are kept in file order, so that they fill what the scan before gives back; see `ScanSize`."""
         return len(self.batches) > FEW
 

@@ -122,7 +122,7 @@ def test_entries_stand_by_row_and_in_order(sizes: list[int], top: int, seed: int
     sums, most = 3 * start[-1], 3 * max(batch.rest.num_rows for batch in batches)
     entries = sum(sizes) + start[-1]
     assert scan.size == ScanSize(sums, 3 * scan.num_self_rows, start[-1], entries, max(sizes), 1, 0, most, len(sizes))
-    if scan.rolls:
+    if scan.in_file_order:
         assert [kept_by(scan)[place] for place in range(scan.num_self_rows)] == sorted(set(node.tolist()))
     for k in range(len(batches)):
         alone = scan.only(k)
