@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ooc.runtime.pipeline import _State
 
 DEADLINE_S = 60.0
-_STAGES = {f"ooc-{name}" for name in ("source", "sample", "read", "sum", "collate")}
+_STAGES = {f"ooc-{name}" for name in ("source", "sample", "read", "sum", "pack", "collate")}
 
 
 def eventually(condition: Callable[[], bool]) -> bool:

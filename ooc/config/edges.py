@@ -15,7 +15,7 @@ class EdgeConfig(TrainConfig):
     'edge'
     """
 
-    refused = ("compile", "node_type")
+    refused = ("compile", "node_type", "pack")
     task: Literal["edge"] = Field(default="edge", description="edge (their labels).")  # type: ignore[assignment]
     edge_type: str | None = Field(
         default=None, description="Edge type whose labels are learned (heterogeneous); by default the one with labels."

@@ -18,7 +18,7 @@ class LinkConfig(TrainConfig):
     'dot'
     """
 
-    refused = ("label_smoothing", "class_weights", "huber_delta", "node_type")
+    refused = ("label_smoothing", "class_weights", "huber_delta", "node_type", "pack")
     mode: Literal["sampled"] = Field(default="sampled", description="sampled neighborhoods of both ends of each link.")
     task: Literal["link"] = Field(default="link", description="link (edges against pairs that are none).")  # type: ignore[assignment]
     edge_type: str | None = Field(

@@ -17,7 +17,7 @@ _DEFAULT_LAYERS = 2
 _DEFAULT_FANOUT = 10
 _PARTS = ("parts", "parts_per_batch")
 OWN = {
-    "sampled": ("sampler", "layer_dependency", "batch_dependency", "importance", "replace", "weight_attr"),
+    "sampled": ("sampler", "layer_dependency", "batch_dependency", "importance", "replace", "weight_attr", "pack"),
     "cluster": _PARTS,
     "saint": ("saint", "roots", "walk_length", "saint_coverage"),
     "history": (*_PARTS, "history", "history_dtype", "history_lag", "refresh", "drift_tolerance"),
@@ -148,6 +148,10 @@ class TrainConfig(NodeConfig):
     )
     replace: bool = Field(default=False, description="Sample with replacement.")
     weight_attr: str | None = Field(default=None, description="Edge column with sampling weights.")
+    pack: Size | None = Field(
+        default=None,
+        description="Disk space to write each batch's rows together in, such as 12GB: fewer bytes for deep fan-outs.",
+    )
     batch_size: Positive = Field(default=1024, description="Seeds per batch.")
     evaluate: Literal["auto", "sampled", "layerwise"] = Field(
         default="auto",

@@ -11,7 +11,8 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.graph import Graph
 from ooc.stores.graph_set import GraphSet
 from ooc.stores.node_set import NodeSet
+from ooc.stores.sizes import parse_bytes
 
 _NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "num_workers": (0,),
@@ -65,6 +67,25 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "in_order": ((True,), "batches come in order"),
 }
 """Name -> the values that ask for what we do anyway, and what to say of another."""
+
+
+class Pack(NamedTuple):
+    """Disk that batches may be packed in: bytes, and the folder of a file without a name."""
+
+    nbytes: int
+    folder: Path
+
+    @classmethod
+    def of(cls, pack: Any, data: Dataset) -> "Pack | None":
+        """Of a size, or of a pair of it and a folder, which is the store's by default. Raises ConfigError for others."""
+        if pack is None:
+            return None
+        size, folder = pack if isinstance(pack, tuple | list) and len(pack) == 2 else (pack, Path(data.path).parent)
+        if not isinstance(size, int | str):
+            raise ConfigError(f"pack is a size, such as '12GB', or a pair of it and a folder, not {pack!r}")
+        if not Path(folder).is_dir():
+            raise ConfigError(f"pack: {folder} is no folder: name one on the disk where batches are to be packed")
+        return cls(parse_bytes(size), Path(folder))
 
 
 def dataset_of(data: Any, homogeneous: str = "") -> Dataset:

@@ -199,6 +199,11 @@ class BatchLoader(EpochLoader):
         return self._counts.topology_nbytes
 
     @property
+    def bytes_written(self) -> int:
+        """Bytes written to the disk to pack batches."""
+        return self._counts.written
+
+    @property
     def batch_size(self) -> int:
         """Seeds (parts) of a batch."""
         return self._order.batch_size

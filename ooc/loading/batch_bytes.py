@@ -9,8 +9,9 @@ from ooc.graph.aggregation import PreAggregation
 from ooc.graph.blocks import Subgraph
 from ooc.loading.collate import Collator, SampledBatch
 from ooc.loading.shared_sums import SUM_BYTES
-from ooc.runtime.memory_plan import PIECE_SHARE, BatchRoom
+from ooc.runtime.memory_plan import PACKED_PIECE_SHARE, PACKED_SPAN_SHARE, PIECE_SHARE, BatchRoom
 from ooc.stores.dataset import Dataset
+from ooc.stores.io.pages import PAGE_BYTES
 
 PIECES, PIECE_BYTES = 3, 8 * 2**20
 """Pieces of the file that a scan has in memory at once: two being read, so that the disk never waits, and one being added up;
@@ -26,6 +27,20 @@ _HELD = COPIES + 1
 """Batches whose aggregates are not given back yet when a scan's last batch is asked for"""
 _ENTRY_COPIES = 3
 """of a scan's entries: those under way; of the next scan the batches', or one copy, being put in order into another"""
+
+PACKED_SPARE = 8
+"""Pieces of packed batches that are written while others fill"""
+_PACKED_PIECE = 2**18
+"""Bytes of such a piece at most"""
+_LEAST_SPAN, _MOST_SPAN = 2**10, 2**18
+"""Numbers of rows whose reads are planned at once, at least and at most"""
+_PLANNED_BYTES = 80
+"""to plan the reads of a row"""
+_ID_COPIES = 3
+"""of the numbers of rows of packed batches: of those sampled, of those packed, and of these once more while they are joined"""
+_PACKED_RESTS, _PACKED_ENTRIES = COPIES + 1, 5
+"""Of packed batches in memory: at the model, ahead of it and being written; and their entries: as they come, two copies in
+which they are sorted, one being written and one that is served"""
 
 
 class BatchLimit(Protocol):
@@ -226,6 +241,85 @@ class ScanBytes:
         room = BatchRoom(pool, parts, self.max_bytes.budget) if isinstance(self.max_bytes, BatchRoom) else pool
         reserved, spare = self.reserved_bytes // parts, self.spare_bytes // parts
         return replace(self, max_bytes=room, reserved_bytes=reserved, spare_bytes=spare)
+
+
+@dataclass(frozen=True)
+class PackSize:
+    """What a packed batch takes. rows: that it wants, each once; memory: bytes to sample and to serve it."""
+
+    rows: int
+    id_bytes: int
+    """of a row's number"""
+    memory: int
+    activations: int
+    """of these, of the model"""
+
+
+@dataclass(frozen=True)
+class PackBytes:
+    """What packed batches (`ooc.loading.packed`) take of the memory and of the disk."""
+
+    max_bytes: int
+    """of memory, for all of them"""
+    scan: ScanBytes
+    """of a batch as it is served: a scan of its own rows"""
+    row_bytes: int
+    """of a stored row"""
+    disk_bytes: int
+    """for two groups of batches, one that is served and one that is packed"""
+
+    @property
+    def batch(self) -> BatchBytes:
+        """Of a batch by itself."""
+        return self.scan.batch
+
+    @property
+    def group_disk(self) -> int:
+        """Bytes of disk for a group."""
+        return self.disk_bytes // 2 // PAGE_BYTES * PAGE_BYTES
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of a batch's rows that are written at once: whole pages, whose last bytes may be unused."""
+        least = -(-self.row_bytes // PAGE_BYTES) * PAGE_BYTES
+        return max(least, min(_PACKED_PIECE, self.max_bytes // PACKED_PIECE_SHARE // PAGE_BYTES * PAGE_BYTES))
+
+    @property
+    def span(self) -> int:
+        """Numbers of rows whose reads a pass plans at once."""
+        return max(_LEAST_SPAN, min(_MOST_SPAN, self.max_bytes // PACKED_SPAN_SHARE))
+
+    def packed_bytes(self, rows: int) -> int:
+        """Bytes of disk for the rows of a batch."""
+        whole, rest = divmod(rows, self.piece_bytes // self.row_bytes)
+        return whole * self.piece_bytes + -(-rest * self.row_bytes // PAGE_BYTES) * PAGE_BYTES
+
+    def group_bytes(self, batches: int, rows: int, id_bytes: int) -> int:
+        """Bytes of memory to pack so many batches: the numbers of their rows, and a piece of each."""
+        pieces = (batches + PACKED_SPARE) * self.piece_bytes + PIECES * self.scan.piece_bytes
+        return _ID_COPIES * id_bytes * rows + pieces + _PLANNED_BYTES * self.span
+
+    def need(self, drawn: SampledBatch, drawing: int) -> int:
+        """See `BatchBytes.need`: here of a group of this batch alone."""
+        size = self.size(drawn, drawing)
+        return size.memory + self.group_bytes(1, size.rows, size.id_bytes)
+
+    def rows(self, drawn: SampledBatch) -> int:
+        """See `BatchBytes.rows`."""
+        return self.scan.rows(drawn)
+
+    def size(self, drawn: SampledBatch, drawing: int) -> PackSize:
+        """What the batch takes. drawing: bytes of the batches being drawn meanwhile."""
+        found, node = self.scan.size(drawn, drawing), drawn.subgraph.node
+        aggregates = COPIES * (found.sums + found.self_rows) * 9 // 8
+        beside = _PACKED_RESTS * found.rests + _PACKED_ENTRIES * found.entries + found.activations + found.besides
+        id_bytes = 4 if node.max(initial=0) < 2**31 else 8
+        return PackSize(len(node), id_bytes, aggregates + beside, found.activations)
+
+    def shared(self, pool: int, parts: int) -> "PackBytes":
+        """The same for a loader that has `pool` bytes, one of so many parts of all."""
+        scan = self.scan.shared(pool, parts)
+        return replace(self, max_bytes=scan.max_bytes, scan=scan, disk_bytes=self.disk_bytes // parts)
 
 
 def row_bytes_of(ds: Dataset, collator: Collator, pre_aggregation: PreAggregation | None = None) -> int:

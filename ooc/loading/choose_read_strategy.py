@@ -7,11 +7,13 @@ import torch
 
 from ooc.graph.aggregation import PreAggregation
 from ooc.graph.mapped_topology import HeteroTopology, Topology
-from ooc.loading.batch_bytes import BatchBytes, BatchSize, ScanBytes, row_bytes_of
+from ooc.loading.arguments import Pack
+from ooc.loading.batch_bytes import BatchBytes, BatchSize, PackBytes, ScanBytes, row_bytes_of
 from ooc.loading.collate import CollateStage, Collator
 from ooc.loading.hetero import HeteroCollator, HeteroLoadStage
 from ooc.loading.hetero_bytes import HeteroBatchBytes, HeteroScanBytes
 from ooc.loading.hetero_rows import TypedPreAggregation
+from ooc.loading.packed import PackedBatches
 from ooc.loading.read_strategy import InMemory, ReadStrategy
 from ooc.loading.sampling import Sampling, drawing
 from ooc.loading.shared_scan import SharedScans
@@ -19,11 +21,13 @@ from ooc.loading.stages import BatchStages, Labels, LoadStage, Order, ReadCounts
 from ooc.loading.superbatch import Superbatches
 from ooc.runtime.memory import Blocks
 from ooc.runtime.memory_plan import MemoryPlan
+from ooc.runtime.messages import warn_user
 from ooc.sampling import NeighborSampler, OnDiskFrontier
 from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.arrays.rows import ArrayRows, Rows
 from ooc.stores.arrays.zarr_rows import ShardedRows
 from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
 from ooc.stores.io.engines.ring import SCRATCH_BYTES as RING_BYTES
 
 
@@ -32,8 +36,16 @@ def scan_pays(rows: Rows, most: int) -> bool:
     return rows.shape[0] * rows.row_bytes > most
 
 
-def choose_strategy(stages: BatchStages, memory: BatchSize | ScanBytes, read_threads: int = 2) -> ReadStrategy:
-    """The strategy for these stages. memory: of a batch, or of a shared scan; read_threads: that gather rows in memory."""
+def choose_strategy(
+    stages: BatchStages, memory: BatchSize | ScanBytes | PackBytes, read_threads: int = 2, pack: Pack | None = None
+) -> ReadStrategy:
+    """The strategy for these stages.
+
+    memory: of a batch, of a shared scan, or of packed batches, whose disk `pack` is; read_threads: that gather rows in memory.
+    """
+    if isinstance(memory, PackBytes):
+        assert pack is not None
+        return PackedBatches(stages, memory, pack.folder)
     if isinstance(memory, ScanBytes):
         return SharedScans(stages, memory)
     return Superbatches(stages, memory) if stages.disk_arrays else InMemory(stages, memory, read_threads)
@@ -63,21 +75,25 @@ def neighbor_strategy(
     pre_aggregation: PreAggregation | None,
     split_seeds: bool,
     threads: tuple[int, int],
+    pack: Pack | None = None,
 ) -> ReadStrategy:
     """The stages of sampled neighborhoods, and how their rows are read.
 
     pre_aggregation: what batches should hold in place of feature rows, where those are rows of float32. threads: that sample,
-    and that gather rows in memory. Where each seed has a tree of its own, sources have an importance, or batches have other
-    edges than the sampled ones, edges are read through memory maps.
+    and that gather rows in memory. pack: disk to pack batches in, in place of shared scans. Where each seed has a tree of its
+    own, sources have an importance, or batches have other edges than the sampled ones, edges are read through memory maps.
     """
     collator = collate.collator
     if isinstance(collator, HeteroCollator):
+        if pack is not None:
+            raise ConfigError(f"pack is for graphs of one node type, and {ds.path} has several: leave it out")
         return _hetero_strategy(ds, order, collate, collator, sampling, budget, device, pre_aggregation, split_seeds, threads)
     assert isinstance(collator, Collator)
     x = None if collator.gather is None else ds.stored("x")
     if x is None or len(x.shape) != 2 or collator.gather is None or not collator.gather.float32:
         pre_aggregation = None
     scanning = pre_aggregation is not None and x is not None and on_disk(x) and scan_pays(x, budget.resident_rows)
+    _check_pack(pack, pre_aggregation, scanning)
     warm = budget.topology_in_ram
     rows = [x, *(each.rows for each in collator.edge_features)]
     cold = edges_stay_on_disk(ds, rows, sampling.weight, budget)
@@ -86,7 +102,9 @@ def neighbor_strategy(
     per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
     channels = 0 if x is None or pre_aggregation is None else x.shape[1]
     batch = BatchBytes(budget.batch, collator, row_bytes, pre_aggregation, channels)
-    memory = _scan_bytes(ds, x, batch, budget, sampling.repeats_neighbors, edges_stay) if scanning else batch
+    memory: Any = _scan_bytes(ds, x, batch, budget, sampling.repeats_neighbors, edges_stay) if scanning else batch
+    if scanning and pack is not None and x is not None:
+        memory = PackBytes(budget.scans(0), ScanBytes(budget.scans(0), batch), x.row_bytes, pack.nbytes)
     most = budget.drawn if scanning else budget.batch  # what a batch takes of a scan in all is checked when it is drawn
     limits: dict[str, Any] = {"max_bytes": most, "row_bytes": per_node, "expanded_bytes": per_expanded}
     how = sampling.fanout, sampling.replace, sampling.weight
@@ -109,7 +127,20 @@ def neighbor_strategy(
     labels = None if ds.labels is None else Labels(ds.labels, floats=ds.task == "multilabel")
     buffers = buffers_for(device, budget)
     load = LoadStage(ds.graph, x, collator.gather, labels, pre_aggregation, counts, buffers, collator.edge_features)
-    return choose_strategy(BatchStages(sample, load, collate), memory, threads[1])
+    return choose_strategy(BatchStages(sample, load, collate), memory, threads[1], pack)
+
+
+def _check_pack(pack: Pack | None, pre_aggregation: PreAggregation | None, scanning: bool) -> None:
+    """Refuse `pack` where it cannot apply, and say so where it changes nothing."""
+    if pack is None:
+        return
+    if pre_aggregation is None:
+        raise ConfigError(
+            "pack is for models whose first layer adds up its neighbors' rows (sage, gcn, gin), by `pre_aggregation`: leave it "
+            "out"
+        )
+    if not scanning:
+        warn_user("pack changes nothing: all feature rows stay in memory")
 
 
 def _hetero_strategy(

@@ -18,6 +18,7 @@ from ooc.graph.aggregation import PreAggregation
 from ooc.graph.hetero import EdgeKey
 from ooc.loading.arguments import (
     InputNodes,
+    Pack,
     check_numbers,
     check_pyg_arguments,
     dataset_of,
@@ -68,6 +69,7 @@ class SeedLoader(BatchLoader):
         budget: MemoryPlan | None,
         beside: Mapping[str, int] | None = None,
         pre_aggregation: PreAggregation | None = None,
+        pack: Any = None,
     ) -> None:
         """Make the stages of this order's batches. prefetch: factor, workers; beside: see `NeighborLoader`."""
         if not (pre_aggregation is None or isinstance(pre_aggregation, PreAggregation)):
@@ -90,7 +92,8 @@ class SeedLoader(BatchLoader):
         collator = collator_of(data, order.nodes, sampling, dtype, features, of_edges, edge_ids, split_masks, beside or {})
         collate = CollateStage(collator, order.nodes, transform, pin)
         self._sampling = sampling
-        strategy = neighbor_strategy(data, order, collate, sampling, budget, place, pre_aggregation, split_seeds, threads)
+        made = data, order, collate, sampling, budget, place, pre_aggregation, split_seeds, threads
+        strategy = neighbor_strategy(*made, Pack.of(pack, data))
         super().__init__(data, strategy, budget, place, batches)
         self.keeps_blocks = keeps_blocks(strategy, data, budget)
         warn_of_prefetch(factor, strategy)
@@ -191,6 +194,10 @@ class NeighborLoader(SeedLoader):
             x stays the rows if they are not float32 vectors or `dtype` asks for another type. Of several types,
             `blocks[0].neighbor` has the mean over each edge type whose sources have features, and x is the rows of the
             destinations; nodes without features keep all hops. The features of all types must have as many columns.
+        pack: Disk space to pack batches in, such as "12GB", where rows are on disk and `pre_aggregation` is given: the rows of
+            a batch are written together before it is served, which moves fewer bytes where memory holds the sums of few
+            batches (deep fan-outs). A file without a name beside the store has them; a pair ("12GB", folder) says where.
+            Batches are the same.
         sample_threads: That sample.
         read_threads: That gather rows in memory.
         arguments: PyG's and DataLoader's others are accepted where they change nothing, with a warning that threads do the
@@ -243,6 +250,7 @@ class NeighborLoader(SeedLoader):
         budget: MemoryPlan | None = None,
         beside: Mapping[str, int] | None = None,
         pre_aggregation: PreAggregation | None = None,
+        pack: int | str | tuple[int | str, Path | str] | None = None,
         sample_threads: int = 1,
         read_threads: int = 2,
         **arguments: Any,
@@ -285,6 +293,7 @@ class NeighborLoader(SeedLoader):
             budget=budget,
             beside=beside,
             pre_aggregation=pre_aggregation,
+            pack=pack,
         )
 
     @property

@@ -185,7 +185,7 @@ class ScanSession(ReadSession):
         self.add_up(scan, rows, self.pieces(scan), filling)
 
     def pieces(self, scan: SharedScan) -> Iterator[ScanPiece]:
-        return pieces(scan, self._rows, self._strategy.memory.piece_bytes)
+        return pieces(scan.row, scan.first, self._rows, self._strategy.memory.piece_bytes)
 
     def add_up(
         self, scan: SharedScan, rows: ScanRows, todo: Iterator[ScanPiece], filling: Callable[[int], None] | None = None

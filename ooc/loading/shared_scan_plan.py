@@ -402,16 +402,17 @@ def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.uint16) if dtype == np.float16 else dtype
 
 
-def pieces(scan: SharedScan, rows: Rows, piece_bytes: int) -> Iterator[ScanPiece]:
-    """The pieces of a scan, in file order, each of about so many bytes; of joined rows those of one part after the other."""
+def pieces(wanted: NDArray[Any], entries: NDArray[Any], rows: Rows, piece_bytes: int) -> Iterator[ScanPiece]:
+    """The pieces of a pass over rows `wanted` (ascending), in file order, each of about so many bytes; of joined rows those of
+    one part after the other. entries: [u + 1], where each row's begin, as `SharedScan.first`."""
     parts = [(0, rows)] if not isinstance(rows, JoinedRows) else [(rows.begin[name], own) for name, own in rows.parts.items()]
-    ends = np.searchsorted(scan.row, [begin for begin, _ in parts[1:]])
-    for part, ((before, own), start, stop) in enumerate(zip(parts, [0, *ends], [*ends, len(scan.row)], strict=True)):
+    ends = np.searchsorted(wanted, [begin for begin, _ in parts[1:]])
+    for part, ((before, own), start, stop) in enumerate(zip(parts, [0, *ends], [*ends, len(wanted)], strict=True)):
         most = PLAN_ROWS if isinstance(own, ShardedRows) else max(1, piece_bytes // own.row_bytes)
         for begin in range(int(start), int(stop), most):
             end = min(begin + most, int(stop))
-            row = scan.row[begin:end].astype(np.int64) - before
-            first = scan.first[begin : end + 1].astype(np.int64)
+            row = wanted[begin:end].astype(np.int64) - before
+            first = entries[begin : end + 1].astype(np.int64)
             if isinstance(own, ShardedRows):
                 yield from _planned(row, first, own, part, piece_bytes)
             else:

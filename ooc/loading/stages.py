@@ -19,7 +19,7 @@ from ooc.graph.aggregation import Factors, FirstLayerAggregates, PreAggregation,
 from ooc.graph.blocks import EDGE_ID, Subgraph
 from ooc.graph.mapped_topology import HeteroTopology, Topology
 from ooc.loading.arguments import InputNodes
-from ooc.loading.batch_bytes import BatchLimit, ScanBytes
+from ooc.loading.batch_bytes import BatchLimit
 from ooc.loading.collate import CollateStage, EdgeFeature, Gather, LoadedBatch, SampledBatch, with_edge_ids
 from ooc.loading.input_links import InputLinks
 from ooc.runtime.buffers import Buffers
@@ -93,15 +93,27 @@ class ReadCounts:
     """bytes that sampling and edge features took from the disk, where they stay there"""
     together: int = 0
     """batches drawn together, whose edges these bytes are, yielded or not"""
+    written: int = 0
+    """bytes that were written to pack batches"""
     lock: Any = field(default_factory=threading.Lock)
 
-    def add(self, rows: int = 0, nbytes: int = 0, *, requested: int = 0, topology: int = 0, together: int = 0) -> None:
+    def add(
+        self,
+        rows: int = 0,
+        nbytes: int = 0,
+        *,
+        requested: int = 0,
+        topology: int = 0,
+        together: int = 0,
+        written: int = 0,
+    ) -> None:
         with self.lock:
             self.rows += rows
             self.nbytes += nbytes
             self.requested += requested
             self.topology_nbytes += topology
             self.together += together
+            self.written += written
 
 
 @dataclass(frozen=True)
@@ -131,7 +143,7 @@ class SampleStage:
         """Bytes of the batches being drawn at once, with hash tables and the draws that are kept. nbytes: of a subgraph."""
         return self.threads * (4 * nbytes + self.kept_bytes) if self.frontier is None else self.frontier.max_bytes or 0
 
-    def shared(self, limit: ScanBytes, parts: int) -> Self:
+    def shared(self, limit: BatchLimit, parts: int) -> Self:
         """The same within another limit, for one of so many parts of the frontier's memory."""
         frontier = self.frontier
         if frontier is not None and frontier.max_bytes is not None:

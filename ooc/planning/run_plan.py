@@ -41,6 +41,7 @@ CHANGES = {
     "sample": "a smaller fan-out or, where edges stay on disk, more memory would help",
     "group": "a smaller fan-out, or rows in memory where they fit, would help",
     "sum": "a smaller fan-out or narrower features would help",
+    "pack": "more of `pack`, a faster disk, or features in fewer bytes would help",
     "collate": "a smaller fan-out or narrower features would help",
     "pull": "more parts per batch, histories in float16 or a smaller hidden width would help",
     "tables": "more memory, a smaller hidden width or a smaller fan-out would help",
@@ -221,7 +222,7 @@ def _histories(first: Share, later: Share, profile: RunProfile, run: RunFacts) -
 def _stages(whole: Share, profile: RunProfile) -> dict[str, float]:
     costs = profile.costs
     stages = {"sample": whole.steps * costs.sample_s, "group": whole.steps * costs.group_s, "read": whole.read_s}
-    sums = {} if costs.pace is None else {"sum": whole.sum_s}
+    sums = {} if costs.pace is None else {profile.simulated[0].makes: whole.sum_s}
     return {**stages, **sums, "collate": whole.steps * costs.collate_s, "consumer": whole.model_s}
 
 
@@ -261,6 +262,7 @@ NAMES = {
     "group": "grouping",
     "read": "reading",
     "sum": "summing",
+    "pack": "packing",
     "collate": "collation",
     "pull": "reading histories",
     "tables": "reading embedding tables",

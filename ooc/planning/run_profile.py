@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike
 from ooc.loading.base import BatchLoader
 from ooc.loading.collate import LoadedBatch, SampledBatch
 from ooc.loading.feature_cache import CachedNodes
+from ooc.loading.packed import PackedBatches
 from ooc.loading.read_strategy import InMemory, ReadStrategy
 from ooc.loading.shared_scan import SharedScans
 from ooc.loading.shared_scan_plan import SharedScan
@@ -36,6 +37,7 @@ from ooc.planning.measure import (
     try_scan,
 )
 from ooc.planning.simulate_history import HistoryShape, HistoryTraffic, simulate_exchange, sum_of
+from ooc.planning.simulate_packed import simulate_packed
 from ooc.planning.simulate_scans import SimulatedScans, simulate_scans
 from ooc.planning.simulate_superbatches import (
     BatchCosts,
@@ -212,8 +214,24 @@ class ScanModel(ReadModel):
         return load.aggregated(wanted.rest, neighbor, self_rows)
 
 
+class PackedModel(ScanModel):
+    """Of packed batches: each is served as a scan by itself."""
+
+    strategy: PackedBatches  # type: ignore[assignment]
+
+    def simulate(self, drawn: Iterable[SampledBatch], lengths: Sequence[Lengths], seen: Seen = ignored) -> SimulatedScans:
+        return simulate_packed(self.strategy, drawn, self.pool, lengths[0], seen)
+
+    def measure(
+        self, trial: RunTrial, first: SharedScan, base: BatchCosts, seconds: float
+    ) -> tuple[BatchCosts, int, TrialRows]:
+        """On a scan of the first batch; nothing is written."""
+        return *try_scan(self.strategy.scans.apart(), first, trial.steps, trial.step, base, seconds), {}
+
+
 def model_of(strategy: ReadStrategy, pool: int) -> ReadModel:
     models: dict[Any, type[ReadModel]] = {InMemory: InMemoryModel, SharedScans: ScanModel, Superbatches: SuperbatchModel}
+    models[PackedBatches] = PackedModel
     return models[type(strategy)](strategy, pool)
 
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,6 +102,9 @@ class BatchCosts:
 
 class SimulatedReads(ABC):
     """What an epoch's first batches read, counted without reading."""
+
+    makes: ClassVar[str] = "sum"
+    """the stage that reads for many batches, where costs have its pace"""
 
     @property
     @abstractmethod

@@ -15,6 +15,7 @@ COLORS = {
     "group": ("#8a6bb1", "#b9a5d1"),
     "read": ("#2563a8", "#7aa3d0"),
     "sum": ("#2f8f9d", "#86c1c9"),
+    "pack": ("#2f8f9d", "#86c1c9"),
     "collate": ("#b8901f", "#d8bf74"),
     "tables": ("#a8557a", "#cf9db4"),
     CONSUMER: ("#d9722b", "#eaa97c"),
@@ -32,7 +33,7 @@ def section(spans: Spans) -> tuple[float, float]:
     not several of those; of few batches the whole trace."""
     full = [each[-1].end for each in spans.values() if len(each) >= MOST_SPANS]
     known = min(full, default=max(span.end for each in spans.values() for span in each))  # later, a stage has no spans
-    unit_stage = "sum" if spans.get("sum") else "read"  # a shared scan is read in many pieces
+    unit_stage = next((name for name in ("sum", "pack") if spans.get(name)), "read")  # read in many pieces
     items, shown = _items(spans.get(unit_stage, []) if spans.get("group") else [], known), WINDOWS_SHOWN
     if len(items) < 2:
         items, shown = _items(spans.get(CONSUMER) or next(iter(spans.values())), known), BATCHES_SHOWN

@@ -35,6 +35,10 @@ SECOND_SHARE = 4
 """A second pipeline over the same rows at the same time has 1/4 of the batches' memory, beyond the first one's"""
 PIECE_SHARE = 32
 """A piece of the feature file takes at most 1/32 of a shared scan's memory: three are in memory at once"""
+PACKED_PIECE_SHARE = 256
+"""A piece of a packed batch takes at most 1/256 of the batches' memory: each of the many batches of a group fills one"""
+PACKED_SPAN_SHARE = 1024
+"""Reads of packed batches are planned for a row in 1,024 bytes of the batches' memory at once, which takes a twelfth of it"""
 RANKED_SHARE = 2
 """Groups of sources that are ranked take half of what the memory leaves; the rest is for what torch and the reads take"""
 _FREED_BYTES, _FREED_SHARE = 80 * 10**6, 10

@@ -5,6 +5,7 @@ from contextlib import closing
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -471,9 +472,15 @@ class SampledMode(BatchMode):
             self._neighbors(config.fanout),
             input_nodes=self._input(config.train_split),
             sampler=self.sampler,
+            pack=None if config.pack is None else (config.pack, self._pack_folder()),
             **shuffled,
             **self._sampling(),
         )
+
+    def _pack_folder(self) -> Path:
+        """The run's directory or, before there is one, the nearest folder above it."""
+        out = self.config.out.absolute()
+        return next(folder for folder in (out, *out.parents) if folder.is_dir())
 
     @property
     def sampler(self) -> Labor | None:

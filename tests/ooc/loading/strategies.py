@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ooc.loading.batch_bytes import ScanBytes
+from ooc.loading.batch_bytes import PackBytes, ScanBytes
 from ooc.loading.read_strategy import InMemory
 from ooc.stores.arrays.rows import ArrayRows
 
@@ -14,7 +14,7 @@ def over(loader: Any, rows: Any) -> Any:
     strategy = loader.strategy.over(rows)
     if isinstance(rows, ArrayRows):
         memory = strategy.memory
-        strategy = InMemory(strategy.stages, memory.batch if isinstance(memory, ScanBytes) else memory)
+        strategy = InMemory(strategy.stages, memory.batch if isinstance(memory, ScanBytes | PackBytes) else memory)
     loader.strategy = strategy
     return loader
 

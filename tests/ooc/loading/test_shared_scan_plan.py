@@ -199,7 +199,7 @@ def test_pieces_hold_every_row_once_in_order(
         scan = sweep_of(waits_of(ds, [1], 3)[1][:20])
         assert 20 < len(scan.row) < N
         done: list[int] = []
-        for piece in pieces(scan, rows, piece_bytes):
+        for piece in pieces(scan.row, scan.first, rows, piece_bytes):
             found, nbytes = piece.read(Buffers(1))
             assert nbytes > 0
             assert (piece.plan is None) == (source in ("lmdb", "foreign"))

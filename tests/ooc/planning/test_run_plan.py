@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ooc.loading import choose_read_strategy as choose_strategy
 from ooc.loading.feature_cache import CachedNodes
 from ooc.loading.neighbor_loader import NeighborLoader
+from ooc.loading.packed import PackSession
 from ooc.models.builders import build_model
 from ooc.models.pre_aggregation import pre_aggregation_of
 from ooc.planning.measure import batches_of, lengths_of
@@ -362,6 +363,26 @@ def test_a_plan_of_sweeps_makes_some_and_leaves_nothing_behind(
     plain = config.model_copy(update={"out": tmp_path / "plain", "plan": False})
     train(plain)
     assert curve(config.out) == curve(plain.out)
+
+
+def test_a_plan_of_packed_batches_writes_nothing(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose_strategy, "scan_pays", lambda rows, pool: True)
+    store = make_store()
+    config = configure(store, tmp_path / "run", model="sage", max_steps=3, eval_splits=["test"], plan=True, pack="10MB")
+    summary = train(config)
+    predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]
+    for name in ("rows_read", "rows_asked", "bytes_read", "hit_rate"):
+        assert predicted[name] == actual[name]
+    assert set(predicted["stages"]) == set(actual["stages"]) == {"sample", "group", "read", "pack", "collate", "consumer"}
+    assert predicted["seconds_per_epoch"] > 0
+    assert eventually(no_threads)
+    scans = config.model_copy(update={"out": tmp_path / "scans", "plan": False, "pack": None})
+    train(scans)
+    assert curve(config.out) == curve(scans.out)
+    monkeypatch.setattr(PackSession, "__init__", None)  # nor is a file opened
+    assert plan_of(config.model_copy(update={"out": tmp_path / "planned"})).prediction.bytes_read == predicted["bytes_read"]
 
 
 _TRAINING = """

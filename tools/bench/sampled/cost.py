@@ -43,6 +43,8 @@ class Job:
     dropout: float = 0.0
     labor: int = 0
     """batch dependency of LABOR sampling; 0: neighbor sampling"""
+    pack: str | None = None
+    """disk to pack batches in, in place of shared scans"""
 
     @property
     def command(self) -> list[str]:
@@ -50,6 +52,7 @@ class Job:
         flags = {"features": self.features, "fanout": self.fanout, "batches": self.batches, "batch-size": self.batch_size}
         flags |= {"dropout": self.dropout} if self.dropout else {}
         flags |= {"labor": self.labor} if self.labor else {}
+        flags |= {"pack": self.pack} if self.pack else {}
         words = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
         limit = [] if self.limit is None else ["--limit", str(parse_bytes(self.limit))]
         return [

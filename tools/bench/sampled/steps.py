@@ -81,16 +81,17 @@ def loader_of(
     sums: int = 0,
     shuffle: bool = False,
     labor: int = 0,
+    pack: str | None = None,
 ) -> Any:
     """The loader of a run. sums: width of the first layer's output where the loader is to make that layer's sums of neighbors,
     0 where batches are to have the rows; budget: a division of the memory that is known already; labor: batch dependency of
-    LABOR sampling with layer dependency, 0 for neighbor sampling."""
+    LABOR sampling with layer dependency, 0 for neighbor sampling; pack: disk to pack batches in."""
     import ooc
     from ooc.graph.aggregation import PreAggregation
 
     pre_aggregation = PreAggregation("mean", sums) if sums else None
     options: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "edge_ids": False, "seed": 0}
-    options |= {"budget": budget, "pre_aggregation": pre_aggregation}
+    options |= {"budget": budget, "pre_aggregation": pre_aggregation, "pack": pack}
     if labor:
         options["sampler"] = ooc.Labor(layer_dependency=True, batch_dependency=labor)
     return ooc.NeighborLoader(ds, fanout, input_nodes=seeds, **options)
@@ -104,7 +105,8 @@ def sums_of(a: argparse.Namespace, fanout: list[int], ds: Any) -> int:
 def windows_of(loader: Any) -> int:
     """Windows or sweeps that were read so far; 0 in RAM."""
     stages = loader.times()
-    return int(stages["sum" if "sum" in stages else "read"]["items"]) if "group" in stages else 0
+    stage = next((name for name in ("sum", "pack") if name in stages), "read")
+    return int(stages[stage]["items"]) if "group" in stages else 0
 
 
 def train(
@@ -118,10 +120,12 @@ def train(
     budget: Any = None,
     dropout: float = 0.0,
     labor: int = 0,
+    pack: str | None = None,
 ) -> tuple[Steps, Any]:
-    """One pass over `seeds`: nodes, edges and loss of every step, and the loader. sums, budget, labor: as of `loader_of`."""
+    """One pass over `seeds`: nodes, edges and loss of every step, and the loader. sums, budget, labor, pack: as of
+    `loader_of`."""
     step = learner(ds, len(fanout), hidden, seed, dropout)
-    loader = loader_of(ds, seeds, fanout, batch_size, budget, sums, labor=labor)
+    loader = loader_of(ds, seeds, fanout, batch_size, budget, sums, labor=labor, pack=pack)
     steps: Steps = []
     for batch in loader:
         loss = step(batch)
@@ -146,7 +150,7 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
         sums = sums_of(a, fanout, ds)
         warm_up(fanout, a.hidden, sums, ds, options, a.dropout, a.labor)
         begin = time.perf_counter()
-        steps, loader = train(ds, seeds, fanout, a.batch_size, a.hidden, a.seed, sums, budget, a.dropout, a.labor)
+        steps, loader = train(ds, seeds, fanout, a.batch_size, a.hidden, a.seed, sums, budget, a.dropout, a.labor, a.pack)
         seconds = time.perf_counter() - begin
     stages = loader.times()
     return {
@@ -154,6 +158,7 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
         "limit": a.limit,
         "seed": a.seed,
         "labor": a.labor,
+        "pack": a.pack,
         "fanout": fanout,
         "dropout": a.dropout,
         "batch_size": a.batch_size,
@@ -167,6 +172,7 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
         "rows_read": loader.rows_read,
         "bytes_read": loader.bytes_read - loader.topology_bytes_read,
         "topology_bytes_read": loader.topology_bytes_read,
+        "bytes_written": loader.bytes_written,
         "budget": asdict(loader.budget),
         "stages": stages,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -189,6 +195,7 @@ def main() -> None:
     parser.add_argument("--gap", type=int, help="KiB between rows that share a read; default: that of the disk profile")
     parser.add_argument("--rows", action="store_true", help="batches with rows, not with the first layer's sums")
     parser.add_argument("--labor", type=int, default=0, metavar="K", help="LABOR sampling with this batch dependency")
+    parser.add_argument("--pack", metavar="SIZE", help="disk to pack batches in, in place of shared scans")
     parser.add_argument("--seed", type=int, default=0)
     a = parser.parse_args()
     if a.limit:
