@@ -351,6 +351,7 @@ class BatchMode(NodeMode):
             "edge_bytes_read": self.loader.topology_bytes_read,
             "rows_read": self.loader.rows_read,
             "rows_asked": self.loader.rows_asked,
+            "packed_bytes_written": self.loader.bytes_written,
             "stages": self.loader.times(),
             **self.tables.spent(),
         }

@@ -16,7 +16,8 @@ _NEGATIVES = ("historical_negatives", "historical_negatives_random")
 _MOVED = ("bytes_read", "edge_bytes_read", "history_bytes_read", "history_bytes_written")
 _COMPARED = ("evaluate_seconds", "peak_rss_bytes", *_MOVED, "rows_read", "rows_asked")
 """what is compared with a prediction as it was counted"""
-COUNTS = (*_SECONDS, *_NEGATIVES, "steps", *_READ, "processes", *(f"history_{name}" for name in _HISTORY))
+_PACKED = "packed_bytes_written"
+COUNTS = (*_SECONDS, *_NEGATIVES, "steps", *_READ, _PACKED, "processes", *(f"history_{name}" for name in _HISTORY))
 
 Stages = dict[str, dict[str, float]]
 

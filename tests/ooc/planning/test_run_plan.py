@@ -377,6 +377,7 @@ def test_a_plan_of_packed_batches_writes_nothing(
         assert predicted[name] == actual[name]
     assert set(predicted["stages"]) == set(actual["stages"]) == {"sample", "group", "read", "pack", "collate", "consumer"}
     assert predicted["seconds_per_epoch"] > 0
+    assert 0 < summary["packed_bytes_written"] < summary["bytes_read"]
     assert eventually(no_threads)
     scans = config.model_copy(update={"out": tmp_path / "scans", "plan": False, "pack": None})
     train(scans)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ooc.loading import choose_read_strategy
 from ooc.loading.feature_cache import registry_of
 from ooc.runtime.keyed_random import Cursor
 from ooc.stores.build import write_store
@@ -23,7 +24,7 @@ from ooc.stores.graph import Graph
 from tests.conftest import random_edges
 from tests.ooc.batches import same
 from tests.ooc.loading.packed.packing import packing
-from tests.ooc.loading.shared_scan.scanning import budget, in_memory, outcome, piece_threads
+from tests.ooc.loading.shared_scan.scanning import budget, in_memory, loader_of, outcome, piece_threads
 from tests.ooc.loading.strategies import over, with_stage
 from tests.ooc.loading.test_superbatch import Behind, Broken
 from tests.waiting import NoMoreThreads, eventually, no_threads
@@ -159,6 +160,14 @@ def test_what_pack_cannot_be_is_refused(ds: Dataset, tmp_path: Path) -> None:
         list(packing(ds, budget=budget(100_000)))
     list(packing(ds, pack=("400kB", tmp_path)))
     assert not os.listdir(tmp_path)
+
+
+def test_rows_that_fit_in_memory_are_not_packed(path: Any, ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose_read_strategy, "scan_pays", lambda rows, pool: False)
+    with pytest.warns(UserWarning, match="pack changes nothing: all feature rows stay in memory"):
+        loader = loader_of(ds, pack="1MB")
+    assert same(list(loader), in_memory(path)[0][:15])
+    assert loader.bytes_written == 0
 
 
 def test_two_loaders_at_once_share_memory_and_disk(path: Any, ds: Dataset) -> None:
