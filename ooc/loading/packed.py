@@ -190,7 +190,8 @@ class PackSession(ReadSession):
         writer = PackWriter(group, self._file, self.memory, self._writers)
         try:
             for piece, values in self._ahead(iter(GroupPass(group, self._rows, self.memory)), self._read_piece):
-                writer.add(piece, values)
+                with _less_would_do():
+                    writer.add(piece, values)
             with _less_would_do():
                 writer.finish()
         finally:

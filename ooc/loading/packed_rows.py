@@ -21,7 +21,7 @@ from ooc.stores.jit import kernel
 
 
 class GroupPass:
-    """The pieces of the rows that a group wants, in file order; `places` of the piece last taken."""
+    """The pieces of the rows that a group wants, in file order."""
 
     def __init__(self, group: PackedGroup, rows: Rows, memory: PackBytes) -> None:
         self._group, self._rows, self._memory = group, rows, memory
