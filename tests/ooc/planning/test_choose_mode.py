@@ -152,7 +152,8 @@ def test_what_is_compared_is_what_a_run_reads(store: Path, tmp_path: Path) -> No
         assert each.peak_bytes == pytest.approx(summary["peak_rss_bytes"], rel=0.15)
 
 
-def test_ooc_plan_compares_unless_it_is_told_the_mode(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ooc_plan_compares_unless_it_is_told_the_mode(make_store: MakeStore, capsys: pytest.CaptureFixture[str]) -> None:
+    store = make_store(num_nodes=300, num_edges=2000, parts=np.arange(9) * 300 // 8)
     arguments = ["plan", str(store), "--hidden", "16", "--epochs", "2"]
     assert main(arguments) == 0
     said = capsys.readouterr().out

@@ -32,6 +32,7 @@ class Lookup(nn.Module):
 X = np.random.default_rng(0).integers(0, 5, (50, 8))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "settings", [{"evaluate": "layerwise"}, {"model": "gat"}, {"mode": "history", "fanout": [], "parts": 5}], ids=str
 )

@@ -303,7 +303,7 @@ def test_tasks_of_a_store(store: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["GraphSAGE", "PNA", *(pytest.param(each, marks=pytest.mark.slow) for each in ("GCN", "GAT", "GIN", "EdgeCNN"))]
+    "name", ["GraphSAGE", *(pytest.param(each, marks=pytest.mark.slow) for each in ("PNA", "GCN", "GAT", "GIN", "EdgeCNN"))]
 )
 def test_pygs_ready_models_train_on_windows(store: Path, tmp_path: Path, name: str) -> None:
     summary = train(configure(store, tmp_path / "run", model=f"torch_geometric.nn:{name}", epochs=1))

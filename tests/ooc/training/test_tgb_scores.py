@@ -64,7 +64,7 @@ def ranks_of(positive: np.ndarray[Any, Any], negative: list[np.ndarray[Any, Any]
     return {"tgb_mrr": (1 / rank).mean()} | {f"tgb_hits@{k}": (rank <= k).mean() for k in (1, 3, 10)}
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", MODELS)
 def test_all_else_stays_and_the_ranks_are_those_of_the_same_lists(store: Path, tmp_path: Path, model: str) -> None:
     """Read from a file, the lists go through another path: as the only negatives, of whole batches."""
