@@ -21,7 +21,7 @@ from tools.bench.sampled.cost import beside_bound, short_of
 from tools.bench.sampled.trace import Trace
 from tools.graphs.make_graph import make_graph
 
-NODES, WIDTH, BATCHES, SEEDS = 40_000, 128, 60, 60
+NODES, WIDTH, BATCHES, SEEDS = 20_000, 128, 60, 60
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_the_windows_are_the_runs(store: Path, run: dict[str, Any]) -> None:
 
 
 def test_scans_are_told(store: Path, run: dict[str, Any]) -> None:
-    """Batches of few seeds want few rows of 20 MB; all nodes at once want every page."""
+    """Batches of few seeds want few rows of 10 MB; all nodes at once want every page."""
     few, every = {**run, "fanout": [1], "batch_size": 4}, {**run, "fanout": [1], "batch_size": NODES, "batches": 1}
     for settings_of_run, scans in ((few, 0), (every, 1)):
         budget = {"budget": asdict(divide(2**31, baseline=0))}
