@@ -27,14 +27,18 @@ class GroupPass:
         self._group, self._rows, self._memory = group, rows, memory
 
     def __iter__(self) -> Iterator[ScanPiece]:
+        for row in self.rows():
+            yield from pieces(row, np.arange(len(row) + 1), self._rows, self._memory.scan.piece_bytes)
+
+    def rows(self) -> Iterator[NDArray[np.int64]]:
+        """The rows that are wanted, each once, in file order: those whose reads are planned together."""
         group, span = self._group, self._memory.span
         at, end = group.first[:-1].copy(), group.first[1:]
         used = np.empty(span, np.bool_)
         low = _next(group.row, at, end)
         while low >= 0:
             _mark(group.row, at, end, low, used)
-            row = low + np.flatnonzero(used)
-            yield from pieces(row, np.arange(len(row) + 1), self._rows, self._memory.scan.piece_bytes)
+            yield low + np.flatnonzero(used)
             low = _next(group.row, at, end)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from ooc.loading.collate import SampledBatch
 from ooc.loading.packed import PackedBatches
 from ooc.loading.packed_plan import DrawnBatch, PackDraft
+from ooc.loading.packed_rows import GroupPass
 from ooc.loading.read_strategy import grouped
 from ooc.loading.shared_scan_plan import ScanDraft, SharedScan
 from ooc.planning.simulate_scans import ScanLoad, SimulatedScans
@@ -74,10 +75,10 @@ def simulate_packed(
     for group in grouped(prepared(), drafts):
         wanted = [asked.popleft() for _ in group.batches]
         first = wanted[0][1] if first is None else first
-        distinct = np.unique(group.row)
-        extents, nbytes = planned(distinct.astype(np.int64), lengths)
+        found = [(len(row), *planned(row, lengths)) for row in GroupPass(group, rows, memory).rows()]
+        rows_read, extents, nbytes = map(sum, zip(*found, strict=True))
         load = ScanLoad(*[0.0] * len(ScanLoad._fields))._replace(
-            batches=len(group.batches), asked=sum(count for count, _ in wanted), rows_read=len(distinct), nbytes=nbytes
+            batches=len(group.batches), asked=sum(count for count, _ in wanted), rows_read=rows_read, nbytes=nbytes
         )
         loads.append(load._replace(read_s=extents * cost.read_s + nbytes * cost.byte_s))
         assert first is not None
