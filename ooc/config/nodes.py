@@ -229,6 +229,8 @@ class TrainConfig(NodeConfig):
             raise ValueError("replace does not apply to sampler = labor: leave it out")
         if self.importance != 0 and self.weight_attr is not None:
             raise ValueError("importance cannot be combined with weight_attr: leave one of them out")
+        if self.importance != 0 and not getattr(self, "rescale", True):
+            raise ValueError("importance weights sums by how often an edge is drawn: leave out rescale = false, or importance")
 
     @property
     def batches(self) -> str:

@@ -69,7 +69,8 @@ class Layer(nn.Module):
         if not isinstance(x, FirstLayerAggregates) and not dropped:
             x = dropout(x, self.dropout, self.training)
         out = self.convolved(x, block, initial)
-        return self.finished(out, x.self_row if isinstance(x, FirstLayerAggregates) else x[: block.num_dst], None, drop_next)
+        own = x.self_row if isinstance(x, FirstLayerAggregates) else x[: block.num_dst]
+        return self.finished(out, own, drop_next=drop_next) if drop_next else self.finished(out, own)
 
     def convolved(self, x: FirstInput, block: Block, initial: Tensor | None = None) -> Tensor:
         """Apply only the convolution, to rows after dropout: [num_dst, out_channels]."""
@@ -189,10 +190,13 @@ def run_layers(
 def dropped_ahead(layer: nn.Module, following: nn.Module) -> float:
     """The dropout of the next layer's input that a layer is to do with its ReLU, in one pass; 0 where it cannot.
 
-    Results do not change. Rows that something else sees between the layers are not dropped yet: see `between` of `run_layers`.
+    Results do not change. Rows that something else sees between the layers are not dropped yet: see `between` of `run_layers`;
+    hooks are such. A subclass that finishes rows in its own way does not know of it.
     """
     one_pass = all(getattr(type(each).forward, "drops_ahead", False) for each in (layer, following))
-    if not (one_pass and isinstance(layer.activation, Relu) and following.training):
+    own = getattr(type(layer), "finished", Layer.finished) is not Layer.finished
+    seen = bool(layer._forward_hooks or following._forward_pre_hooks)
+    if own or seen or not (one_pass and isinstance(layer.activation, Relu) and following.training):
         return 0.0
     return float(getattr(following, "dropout", 0.0))
 

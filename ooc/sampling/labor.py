@@ -83,7 +83,8 @@ class Labor:
         if isinstance(period, bool) or not isinstance(period, Integral) or period < 1:
             raise ConfigError(f"batch_dependency must be a whole number of 1 or more, not {period!r}")
         often = self.importance
-        if often != "*" and (isinstance(often, bool) or not isinstance(often, Integral) or not 0 <= often <= MOST):
+        whole = isinstance(often, Integral) and not isinstance(often, bool) and 0 <= often <= MOST
+        if not whole and not (isinstance(often, str) and often == "*"):
             raise ConfigError(f"importance must be a whole number from 0 to {MOST}, or '*', not {often!r}")
 
     @property

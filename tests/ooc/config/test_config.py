@@ -131,6 +131,7 @@ def test_a_fault_is_one_line_naming_the_key(values: dict[str, object], words: li
         ({"batch_dependency": 4}, "batch_dependency applies to sampler = labor only: set that too, or leave it out"),
         ({"importance": "*"}, "importance applies to sampler = labor only: set that too, or leave it out"),
         ({"sampler": "labor", "importance": 1, "weight_attr": "w"}, "importance cannot be combined with weight_attr"),
+        ({"sampler": "labor", "importance": 1, "model": "gcn", "rescale": False}, "leave out rescale = false, or importance"),
         ({"sampler": "labor", "replace": True}, "replace does not apply to sampler = labor: leave it out"),
         ({"sampler": "labor", "importance": 65}, r"importance = .* is invalid: expected less than or equal to 64 or '\*'"),
         ({"model": "gcn", "heads": 4}, "heads does not apply to model gcn: leave it out"),

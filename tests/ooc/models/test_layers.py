@@ -143,3 +143,30 @@ def test_blocks_that_do_not_fit_are_refused() -> None:
         run_layers(model.layers, batch.x, batch.blocks[:1])
     with pytest.raises(InputError, match="sources"):
         run_layers(model.layers, batch.x[:-1], batch.blocks)
+
+
+def test_hooks_see_rows_before_the_next_layers_dropout() -> None:
+    batch, model = batch_and_model("sage", dropout=0.5)
+    seen: list[torch.Tensor] = []
+
+    def run() -> torch.Tensor:
+        torch.manual_seed(1)
+        out: torch.Tensor = model(batch.x, batch.blocks)
+        return out
+
+    expected = run()
+    model.layers[0].register_forward_hook(lambda layer, given, out: seen.append(out.detach().clone()))
+    assert torch.equal(run(), expected)
+    model.eval()
+    run()
+    assert torch.equal(seen[0], seen[1])
+
+
+def test_a_layer_of_ones_own_finishes_rows_as_it_likes() -> None:
+    class Own(Layer):
+        def finished(self, out: torch.Tensor, self_row: torch.Tensor, norm: object = None) -> torch.Tensor:  # type: ignore[override]
+            return self.activation(out) + 1
+
+    batch, model = batch_and_model("sage", dropout=0.5)
+    model.layers[0].__class__ = Own
+    assert model(batch.x, batch.blocks).isfinite().all()

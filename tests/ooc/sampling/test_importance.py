@@ -173,7 +173,7 @@ def test_a_loader_weighs_means_whether_rows_are_aggregated_first_or_not(make_sto
 
 
 def test_what_does_not_fit_is_refused(make_store: MakeStore) -> None:
-    for wrong in (-1, 65, 1.5, True, "all"):
+    for wrong in (-1, 65, 1.5, True, "all", np.array([1, 2])):
         with pytest.raises(ConfigError, match=r"importance must be a whole number from 0 to 64, or '\*', not"):
             Labor(importance=wrong)  # type: ignore[arg-type]
     with ooc.open(make_store(weight=True)) as ds:
