@@ -31,6 +31,8 @@ SUM_COST = 16
 """multiplications that take as long as adding one number of a neighbor's row (measured)"""
 ROWS_AT_ONCE, COLUMNS_AT_ONCE = 512, 128
 """of a piece: half a megabyte of output, and as many columns as MKL still multiplies at full speed"""
+MOST_THREADS = 4
+"""that find pieces enough: gradients of 256 columns have four. More threads divide each product evenly, by OpenMP"""
 
 
 @kernel
@@ -48,7 +50,8 @@ def _alone(work: int) -> AbstractContextManager[None]:
 
 def _divided(rows: Sequence[Tensor], columns: int) -> bool:
     """Whether products of these rows, to or from so many columns, are done in pieces; see `ooc.runtime.crew`."""
-    return all(_plain(each) and each.numel() * columns >= LEAST_PRODUCT for each in rows) and knows_threads()
+    large = all(_plain(each) and each.numel() * columns >= LEAST_PRODUCT for each in rows)
+    return large and torch.get_num_threads() <= MOST_THREADS and knows_threads()
 
 
 def _by_rows(multiply: Callable[[slice], object], rows: Sequence[Tensor], columns: int) -> None:
