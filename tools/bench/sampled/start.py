@@ -77,6 +77,7 @@ def read_libraries_anew() -> None:
     release_library_pages()
     for path in Path(sysconfig.get_path("platlib")).rglob("*.so*"):
         with open(path, "rb") as file:
+            os.fsync(file.fileno())  # dirty pages stay
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     _import_once()
 
