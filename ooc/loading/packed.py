@@ -9,9 +9,8 @@ beside its rows waits on disk too. A batch is the same, to the bit, as gathered 
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, islice
@@ -47,6 +46,7 @@ from ooc.runtime.clock import waiting as waits
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import SECOND_SHARE, MemoryPlan
 from ooc.runtime.pipeline import Pipeline
+from ooc.runtime.range_io import ahead
 from ooc.stores.arrays.rows import AnyArray, Rows
 from ooc.stores.errors import StoreError
 from ooc.stores.io.pages import page_buffer
@@ -200,22 +200,13 @@ class PackSession(ReadSession):
 
     def _ahead(self, todo: Iterator[T], read: Callable[[T], AnyArray]) -> Iterator[tuple[T, AnyArray]]:
         """What is read of each, a few ahead."""
-        under_way: deque[tuple[T, Future[AnyArray]]] = deque()
-        try:
-            while True:
-                for each in islice(todo, PIECES - len(under_way)):
-                    if self._stopped:
-                        raise Stopped
-                    under_way.append((each, self._readers.submit(read, each)))
-                if not under_way:
-                    return
-                each, coming = under_way.popleft()
-                with waits():
-                    values = coming.result()
-                yield each, values
-                del values, coming  # before the next one is submitted
-        finally:
-            wait([coming for _, coming in under_way if not coming.cancel()])  # the rows may be closed next
+        return ahead(self._readers, lambda each: (each, read(each)), self._while_wanted(todo), PIECES)
+
+    def _while_wanted(self, todo: Iterator[T]) -> Iterator[T]:
+        for each in todo:
+            if self._stopped:
+                raise Stopped
+            yield each
 
     def _read_piece(self, piece: ScanPiece) -> AnyArray:
         """The values of a piece's extents, or of its rows one behind the other."""
@@ -276,7 +267,7 @@ class PackSession(ReadSession):
             target, edge = entries.target[mine], entries.edge[mine]
             values, at = content.view(dtype), self._row_at(run.last - run.first, dtype.itemsize)
             scatter_aggregates(values, *self._load.decoders[0], at, first - first[0], target, edge, neighbor, self_rows)
-            del content, values
+            del content, values  # before the next one is read
 
     def _runs(self, batch: PackedBatch) -> list[RowRun]:
         """A batch's rows in runs of whole pieces."""

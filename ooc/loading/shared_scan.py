@@ -9,9 +9,8 @@ the same, to the bit, as gathered from memory.
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from typing import Any
@@ -40,11 +39,11 @@ from ooc.loading.shared_scan_plan import BatchRemainder, ScanDraft, ScanPiece, S
 from ooc.loading.shared_sums import digests_of
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.clock import Clock
-from ooc.runtime.clock import waiting as waits
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import keep_large_blocks, return_freed
 from ooc.runtime.memory_plan import SECOND_SHARE, MemoryPlan
 from ooc.runtime.pipeline import Pipeline
+from ooc.runtime.range_io import ahead
 
 
 @dataclass(frozen=True)
@@ -194,30 +193,23 @@ class ScanSession(ReadSession):
 
         filling: called with the number of self rows that are in memory after each.
         """
-        under_way: deque[tuple[ScanPiece, Future[NDArray[Any]]]] = deque()
         filled = 0
-        try:
-            while True:
-                for piece in islice(todo, PIECES - len(under_way)):
-                    if self._stopped:
-                        raise Stopped
-                    under_way.append((piece, self._readers.submit(self._read, piece)))
-                if not under_way:
-                    return
-                piece, read = under_way.popleft()
-                with waits():
-                    values = read.result()
-                entries = slice(int(piece.first[0]), int(piece.first[-1]))
-                of_row = piece.first - piece.first[0]
-                target, edge = scan.target[entries], scan.edge[entries]
-                decoder = self._decoders[piece.part]
-                if filling is not None:
-                    filled += int(np.count_nonzero(target < 0))
-                    filling(filled)
-                scatter_aggregates(values, *decoder, piece.row_at, of_row, target, edge, rows.neighbor, rows.self_rows)
-                del values, read  # before the next one is submitted
-        finally:
-            wait([read for _, read in under_way if not read.cancel()])  # whoever closes the loader may close the rows next
+        for piece, values in ahead(self._readers, lambda piece: (piece, self._read(piece)), self._while_wanted(todo), PIECES):
+            entries = slice(int(piece.first[0]), int(piece.first[-1]))
+            of_row = piece.first - piece.first[0]
+            target, edge = scan.target[entries], scan.edge[entries]
+            decoder = self._decoders[piece.part]
+            if filling is not None:
+                filled += int(np.count_nonzero(target < 0))
+                filling(filled)
+            scatter_aggregates(values, *decoder, piece.row_at, of_row, target, edge, rows.neighbor, rows.self_rows)
+            del values  # before the next one is read
+
+    def _while_wanted(self, todo: Iterator[ScanPiece]) -> Iterator[ScanPiece]:
+        for piece in todo:
+            if self._stopped:
+                raise Stopped
+            yield piece
 
     def _read(self, piece: ScanPiece) -> NDArray[Any]:
         """The values of a piece's extents, or of its rows one behind the other."""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
+from ooc.runtime.clock import waiting
 from ooc.stores.arrays import segment_rows
 from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.arrays.rows import AnyArray, ArrayRows, MutableRows, Rows
@@ -75,7 +76,8 @@ def ahead(
     try:
         fill(depth if concurrent else 1)
         while under_way:
-            result = under_way.popleft().result()
+            with waiting():
+                result = under_way.popleft().result()
             fill(depth - 1)
             yield result
             del result  # the caller drops it before requesting the next one
