@@ -9,13 +9,13 @@ beside its rows waits on disk too. A batch is the same, to the bit, as gathered 
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,38 +23,24 @@ from numpy.typing import NDArray
 from ooc.graph.aggregation import Floats, scale_rows, scatter_aggregates
 from ooc.loading.batch_bytes import COPIES, PIECES, PackBytes
 from ooc.loading.collate import SampledBatch
-from ooc.loading.feature_cache import RowLease, Stopped, registry_of
+from ooc.loading.feature_cache import RowLease, Stopped
 from ooc.loading.packed_plan import DrawnBatch, Image, PackDraft, PackedBatch, PackedEntries, PackedGroup, Place, runs
 from ooc.loading.packed_rows import GroupPass, PackWriter
-from ooc.loading.read_strategy import (
-    ReadGroup,
-    ReadSession,
-    ReadStrategy,
-    ServedBatch,
-    chained,
-    clocks_of,
-    first_alone,
-    grouped,
-    read_all_or_each,
-)
+from ooc.loading.read_strategy import ReadGroup, ServedBatch, grouped, read_all_or_each
 from ooc.loading.scan_memory import RowCopies
+from ooc.loading.shared_pass import PassSession, SharedPass
 from ooc.loading.shared_scan import SharedScans
-from ooc.loading.shared_scan_plan import ScanDraft, ScanPiece, SharedScan
-from ooc.runtime.buffers import Buffers
+from ooc.loading.shared_scan_plan import ScanDraft, SharedScan
 from ooc.runtime.clock import Clock
 from ooc.runtime.clock import waiting as waits
-from ooc.runtime.keyed_random import Cursor
-from ooc.runtime.memory_plan import SECOND_SHARE, MemoryPlan
-from ooc.runtime.pipeline import Pipeline
-from ooc.runtime.range_io import ahead
 from ooc.stores.arrays.rows import AnyArray, Rows
 from ooc.stores.errors import StoreError
+from ooc.stores.io.atomic import is_full
 from ooc.stores.io.pages import page_buffer
 from ooc.stores.io.scratch import ScratchFile
 
 WRITERS = 8
 """Threads that write pieces"""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -74,7 +60,7 @@ class RowRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PackedBatches(ReadStrategy):
+class PackedBatches(SharedPass):
     """One pass over the file packs the rows of as many batches as half of the disk takes; `memory` has both limits.
 
     folder: where the file without a name is, of which an epoch has one.
@@ -82,6 +68,7 @@ class PackedBatches(ReadStrategy):
 
     memory: PackBytes
     folder: Path
+    stage = "pack"
 
     @property
     def scans(self) -> SharedScans:
@@ -91,11 +78,6 @@ class PackedBatches(ReadStrategy):
     def over(self, rows: Rows) -> "PackedBatches":
         return replace(super().over(rows), memory=replace(self.memory, row_bytes=rows.row_bytes))
 
-    def shared(self, pool: int, parts: int) -> "PackedBatches":
-        """The same strategy for a pipeline that has `pool` bytes, one of so many parts of all."""
-        memory, stages = self.memory.shared(pool, parts), self.stages
-        return replace(self, stages=replace(stages, sample=stages.sample.shared(memory, parts)), memory=memory)
-
     def waiting(self, drawn: SampledBatch) -> DrawnBatch:
         """What a sampled batch wants of the rows, in their order."""
         draft = ScanDraft(1, self.memory.scan.self_row_bytes)  # a scan by itself
@@ -103,45 +85,21 @@ class PackedBatches(ReadStrategy):
         size = self.memory.size(drawn, self.stages.sample.drawing_bytes(drawn.subgraph.nbytes))
         return DrawnBatch.of(draft.finish(), size)
 
-    def pipeline(self, cursors: Iterator[Cursor], budget: MemoryPlan, prefetch: int, clocks: dict[str, Clock]) -> Pipeline:
-        own = clocks_of(clocks, ("sample", "group", "read", "pack", "collate"))
-        return chained(self._session(self.pool(budget), own["read"]), cursors, own)
-
-    def _session(self, pool: int, clock: Clock) -> "PackSession":
-        """With less memory and disk where another loader reads the same rows at the same time."""
-        assert self.disk_rows is not None
-        lease = registry_of(self.disk_rows).begin_scans()
-        try:
-            if lease.alone:
-                return PackSession(self, clock, pool, lease)
-            pool //= SECOND_SHARE
-            return PackSession(self.shared(pool, SECOND_SHARE), clock, pool, lease)
-        except BaseException:
-            lease.end()
-            raise
+    def session(self, clock: Clock, pool: int, lease: RowLease) -> "PackSession":
+        return PackSession(self, clock, pool, lease)
 
 
-class PackSession(ReadSession):
-    """Packs group after group in two halves of a file, while the group before serves its batches.
+class PackSession(PassSession):
+    """Packs group after group in two halves of a file, while the group before serves its batches; see `PassSession`."""
 
-    clock: of the reads; see `first_alone`. lease: None where nobody else may read the rows.
-    """
+    stage = PackedBatches.stage
 
-    stage = "pack"
-
-    def __init__(self, strategy: PackedBatches, clock: Clock, pool: int = 1 << 62, lease: RowLease | None = None) -> None:
-        rows, stages = strategy.disk_rows, strategy.stages
-        assert rows is not None
-        self._rows, self._load, self._collate, self.memory = rows, stages.load, stages.collate, strategy.memory
-        self.sample, self.prepare, self.pool = stages.sample, strategy.waiting, pool
+    def __init__(self, strategy: PackedBatches, clock: Clock, pool: int, lease: RowLease) -> None:
+        super().__init__(strategy, clock, pool, lease, 2 * PIECES)  # of rows to pack, and of packed ones
+        self.prepare, self.memory = strategy.waiting, strategy.memory
         self._neighbor, self._self_rows = RowCopies(COPIES), RowCopies(COPIES)
-        self._buffers = Buffers(kept=PIECES, direct=True, least_bytes=1)
-        self._clock, self._lock, self._lease = clock, threading.Lock(), lease
-        self._first_alone = first_alone([rows], clock)
-        self._changed, self._served, self._stopped = threading.Condition(), 0, False
-        with _less_would_do():
-            self._file = ScratchFile(strategy.folder)
-        self._readers = ThreadPoolExecutor(2 * PIECES, thread_name_prefix="ooc-piece")
+        self._changed, self._served = threading.Condition(), 0
+        self._file = ScratchFile(strategy.folder)
         self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="ooc-piece")
 
     def plan(self, batches: Iterator[DrawnBatch]) -> Iterator[PackedGroup]:
@@ -189,7 +147,7 @@ class PackSession(ReadSession):
                 self._file.reserve(batch.rows_at, max(1, self.memory.packed_bytes(batch.num_rows)))
         writer = PackWriter(group, self._file, self.memory, self._writers)
         try:
-            for piece, values in self._ahead(iter(GroupPass(group, self._rows, self.memory)), self._read_piece):
+            for piece, values in self._ahead(iter(GroupPass(group, self._rows, self.memory)), self._read):
                 with _less_would_do():
                     writer.add(piece, values)
             with _less_would_do():
@@ -198,23 +156,6 @@ class PackSession(ReadSession):
             writer.close()
         self._load.counts.add(written=writer.nbytes)
 
-    def _ahead(self, todo: Iterator[T], read: Callable[[T], AnyArray]) -> Iterator[tuple[T, AnyArray]]:
-        """What is read of each, a few ahead."""
-        return ahead(self._readers, lambda each: (each, read(each)), self._while_wanted(todo), PIECES)
-
-    def _while_wanted(self, todo: Iterator[T]) -> Iterator[T]:
-        for each in todo:
-            if self._stopped:
-                raise Stopped
-            yield each
-
-    def _read_piece(self, piece: ScanPiece) -> AnyArray:
-        """The values of a piece's extents, or of its rows one behind the other."""
-        start = time.perf_counter()
-        values, nbytes = piece.read(self._buffers)
-        self._count(start, len(piece.row_at), nbytes)
-        return values
-
     def _read_run(self, run: RowRun) -> AnyArray:
         """The values of packed rows."""
         start = time.perf_counter()
@@ -222,12 +163,6 @@ class PackSession(ReadSession):
         self._file.load(run.at, values)
         self._count(start, 0, run.nbytes)
         return values
-
-    def _count(self, start: float, rows: int, nbytes: int) -> None:
-        with self._lock:
-            self._clock.worked(self._clock.items, start, time.perf_counter(), [])
-            self._clock.items += 1
-        self._load.counts.add(rows, nbytes)
 
     def collate(self, served: ServedBatch) -> tuple[int, Any]:
         group: FinishedGroup = served.group
@@ -245,11 +180,6 @@ class PackSession(ReadSession):
         if len(own) != len(self_rows) or (own != np.arange(len(own))).any():  # a node came twice
             self_rows = self_rows[own]
         return self._collate.collate(self._load.aggregated(scan.batches[0].drawn, neighbor, self_rows))
-
-    def _own(self, shape: tuple[int, int], copies: RowCopies) -> Floats:
-        """Rows of a batch, page-locked where a GPU follows."""
-        buffers = self._load.buffers
-        return buffers.empty(shape, np.dtype(np.float32)) if buffers.pinned else copies.take(shape)
 
     def _image(self, place: Place) -> Any:
         content = page_buffer(place.nbytes)
@@ -286,16 +216,9 @@ class PackSession(ReadSession):
         return (piece * memory.piece_bytes + place * memory.row_bytes) // itemsize
 
     def stop(self) -> None:
-        """End all waiting, and reads that have not begun; see `ScanSession.stop`."""
-        if self._lease is not None:
-            self._lease.stop()
+        super().stop()
         with self._changed:
-            self._stopped = True
             self._changed.notify_all()
-
-    def closing(self) -> None:
-        if self._lease is not None:
-            self._lease.stopping = True
 
     def end(self) -> None:
         """End the threads that read and write, and give the disk back. Not while batches are packed."""
@@ -303,8 +226,7 @@ class PackSession(ReadSession):
         self._readers.shutdown()
         self._writers.shutdown()
         self._file.close()
-        if self._lease is not None:
-            self._lease.end()
+        super().end()
 
 
 @contextmanager
@@ -313,4 +235,6 @@ def _less_would_do() -> Iterator[None]:
     try:
         yield
     except StoreError as error:
+        if not is_full(error.__cause__):
+            raise
         raise StoreError(f"{error}, or give less to `pack`") from error

@@ -7,11 +7,8 @@ share one pass in this way.) Two scans are in memory (`scan_memory.py`): one ser
 the same, to the bit, as gathered from memory.
 """
 
-import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Any
 
@@ -22,28 +19,15 @@ from ooc.graph.aggregation import Floats, scale_rows, scatter_aggregates
 from ooc.graph.blocks import narrow
 from ooc.loading.batch_bytes import COPIES, PIECES, ScanBytes
 from ooc.loading.collate import SampledBatch
-from ooc.loading.feature_cache import RowLease, Stopped, registry_of
-from ooc.loading.read_strategy import (
-    ReadGroup,
-    ReadSession,
-    ReadStrategy,
-    ServedBatch,
-    chained,
-    clocks_of,
-    first_alone,
-    grouped,
-    read_all_or_each,
-)
+from ooc.loading.feature_cache import RowLease
+from ooc.loading.read_strategy import ReadGroup, ServedBatch, grouped, read_all_or_each
 from ooc.loading.scan_memory import RowCopies, ScanMemory, ScanRows
+from ooc.loading.shared_pass import PassSession, SharedPass
 from ooc.loading.shared_scan_plan import BatchRemainder, ScanDraft, ScanPiece, SharedScan, WaitingBatch, pieces
 from ooc.loading.shared_sums import digests_of
-from ooc.runtime.buffers import Buffers
 from ooc.runtime.clock import Clock
-from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import keep_large_blocks, return_freed
-from ooc.runtime.memory_plan import SECOND_SHARE, MemoryPlan
-from ooc.runtime.pipeline import Pipeline
-from ooc.runtime.range_io import ahead
+from ooc.runtime.memory_plan import MemoryPlan
 
 
 @dataclass(frozen=True)
@@ -60,10 +44,11 @@ class FinishedScan(ReadGroup):
 
 
 @dataclass(frozen=True)
-class SharedScans(ReadStrategy):
+class SharedScans(SharedPass):
     """One pass over the file makes the aggregates of as many batches as memory holds; `memory` is that of a scan."""
 
     memory: ScanBytes
+    stage = "sum"
 
     @property
     def reserves_blocks(self) -> bool:
@@ -71,11 +56,6 @@ class SharedScans(ReadStrategy):
 
     def pool(self, budget: MemoryPlan) -> int:
         return budget.batches + self.memory.spare_bytes
-
-    def shared(self, pool: int, parts: int) -> "SharedScans":
-        """The same strategy for a pipeline that has `pool` bytes, one of so many parts of all."""
-        memory, stages = self.memory.shared(pool, parts), self.stages
-        return replace(self, stages=replace(stages, sample=stages.sample.shared(memory, parts)), memory=memory)
 
     def waiting(self, drawn: SampledBatch) -> WaitingBatch:
         """What a sampled batch wants of the rows."""
@@ -99,48 +79,26 @@ class SharedScans(ReadStrategy):
             yield from grouped(islice(batches, 1), drafts)
         yield from grouped(batches, drafts)
 
-    def pipeline(self, cursors: Iterator[Cursor], budget: MemoryPlan, prefetch: int, clocks: dict[str, Clock]) -> Pipeline:
-        own = clocks_of(clocks, ("sample", "group", "read", "sum", "collate"))
-        return chained(self._session(self.pool(budget), own["read"]), cursors, own)
-
-    def _session(self, pool: int, clock: Clock) -> "ScanSession":
-        """With less memory where another loader reads the same rows at the same time."""
-        assert self.disk_rows is not None
-        lease = registry_of(self.disk_rows).begin_scans()
-        try:
-            if lease.alone:
-                return ScanSession(self, clock, pool, lease)
-            pool //= SECOND_SHARE
-            return ScanSession(self.shared(pool, SECOND_SHARE), clock, pool, lease)
-        except BaseException:
-            lease.end()
-            raise
+    def session(self, clock: Clock, pool: int, lease: RowLease) -> "ScanSession":
+        return ScanSession(self, clock, pool, lease)
 
 
-class ScanSession(ReadSession):
+class ScanSession(PassSession):
     """Makes aggregates, scan by scan, while those before serve their batches.
 
-    Pieces of the file are read by threads of its own, and added up by the caller's. pool: bytes for all batches and scans alive
-    at once; where one takes what is reserved for freed blocks, the C library keeps none any more. clock: of the reads; see
-    `first_alone`. lease: None where nobody else may read the rows.
+    Pieces are added up by the caller's thread; see `PassSession`. Where a scan takes what is reserved for freed blocks, the C
+    library keeps none any more.
     """
 
-    stage = "sum"
+    stage = SharedScans.stage
 
     def __init__(self, strategy: SharedScans, clock: Clock, pool: int = 1 << 62, lease: RowLease | None = None) -> None:
-        rows, stages = strategy.disk_rows, strategy.stages
-        assert rows is not None
-        self._strategy, self._rows, self._load, self._collate = strategy, rows, stages.load, stages.collate
-        self.sample, self.prepare, self.pool = stages.sample, strategy.waiting, pool
+        super().__init__(strategy, clock, pool, lease, PIECES)
+        self.prepare, self._strategy = strategy.waiting, strategy
         self._memory, self._sums, self._self_rows = ScanMemory(), RowCopies(COPIES), RowCopies(COPIES)
         self._turn = 0
         self._returns = False
         self._decoders = self._load.decoders
-        self._buffers = Buffers(kept=PIECES, direct=True, least_bytes=1)
-        self._readers = ThreadPoolExecutor(PIECES, thread_name_prefix="ooc-piece")
-        self._clock, self._lock, self._lease = clock, threading.Lock(), lease
-        self._first_alone = first_alone([rows], clock)
-        self._stopped = False
 
     def plan(self, batches: Iterator[WaitingBatch]) -> Iterator[SharedScan]:
         return self._strategy.plan(batches, self.pool, self._first_alone)
@@ -194,7 +152,7 @@ class ScanSession(ReadSession):
         filling: called with the number of self rows that are in memory after each.
         """
         filled = 0
-        for piece, values in ahead(self._readers, lambda piece: (piece, self._read(piece)), self._while_wanted(todo), PIECES):
+        for piece, values in self._ahead(todo, self._read):
             entries = slice(int(piece.first[0]), int(piece.first[-1]))
             of_row = piece.first - piece.first[0]
             target, edge = scan.target[entries], scan.edge[entries]
@@ -204,22 +162,6 @@ class ScanSession(ReadSession):
                 filling(filled)
             scatter_aggregates(values, *decoder, piece.row_at, of_row, target, edge, rows.neighbor, rows.self_rows)
             del values  # before the next one is read
-
-    def _while_wanted(self, todo: Iterator[ScanPiece]) -> Iterator[ScanPiece]:
-        for piece in todo:
-            if self._stopped:
-                raise Stopped
-            yield piece
-
-    def _read(self, piece: ScanPiece) -> NDArray[Any]:
-        """The values of a piece's extents, or of its rows one behind the other."""
-        start = time.perf_counter()
-        values, nbytes = piece.read(self._buffers)
-        with self._lock:
-            self._clock.worked(self._clock.items, start, time.perf_counter(), [])
-            self._clock.items += 1
-        self._load.counts.add(len(piece.row_at), nbytes)
-        return values
 
     def collate(self, served: ServedBatch) -> tuple[int, Any]:
         made: FinishedScan = served.group
@@ -241,25 +183,8 @@ class ScanSession(ReadSession):
 
     def _copy(self, rows: Floats, at: NDArray[np.int32], copies: RowCopies) -> Floats:
         """A batch's own copy of rows `at`, page-locked where a GPU follows."""
-        shape, buffers = (len(at), rows.shape[1]), self._load.buffers
-        own = buffers.empty(shape, rows.dtype) if buffers.pinned else copies.take(shape)
-        return np.take(rows, at, axis=0, out=own, mode="clip")
+        return np.take(rows, at, axis=0, out=self._own((len(at), rows.shape[1]), copies), mode="clip")
 
     def stop(self) -> None:
-        """End all waiting, and reads that have not begun. It may come from a collection in the middle of anything, in a thread
-        that holds the lock of `_readers` too."""
-        if self._lease is not None:
-            self._lease.stop()
-        self._stopped = True
+        super().stop()
         self._memory.close()
-
-    def closing(self) -> None:
-        if self._lease is not None:
-            self._lease.stopping = True
-
-    def end(self) -> None:
-        """End the threads that read. Not while aggregates are made."""
-        self.stop()
-        self._readers.shutdown()
-        if self._lease is not None:
-            self._lease.end()

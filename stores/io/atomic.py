@@ -23,6 +23,14 @@ _ADVICE = {
 }
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an OSError says that the disk, a quota or a limit leaves no space."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
 @contextmanager
 def disk_errors(path: Path | str) -> Iterator[None]:
     """Convert an OSError of the block into a one-line StoreError that says what failed, where, and what to do.

@@ -9,24 +9,10 @@ from hypothesis import strategies as st
 
 from ooc.graph.aggregation import PreAggregation
 from ooc.sampling.labor import Labor
-from ooc.stores.arrays.lmdb_rows import write_lmdb_rows
 from ooc.stores.dataset import Dataset
 from tests.ooc.batches import same
-from tests.ooc.loading.packed.packing import ROOM, packing
-from tests.ooc.loading.shared_scan.scanning import F, N, budget, from_memory, outcome
-from tests.ooc.loading.test_feature_gather import TYPES, write_features
-from tests.ooc.loading.test_superbatch import foreign_features
-
-
-@pytest.fixture(scope="module")
-def features(tmp_path_factory: Any, x: Any) -> dict[str, Any]:
-    """The features written by others, and in other types, by name."""
-    folder = tmp_path_factory.mktemp("features")
-    write_lmdb_rows(folder / "lmdb", x)
-    foreign_features(folder / "foreign", x)
-    return {kind: write_features(folder / kind, kind, x)[0] for kind in TYPES} | {
-        name: folder / name for name in ("lmdb", "foreign")
-    }
+from tests.ooc.loading.shared_pass.scanning import ROOM, F, N, budget, from_memory, outcome, packing
+from tests.ooc.loading.test_feature_gather import TYPES
 
 
 @settings(deadline=None, max_examples=16)

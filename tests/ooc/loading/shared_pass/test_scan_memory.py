@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from ooc.graph.aggregation import FirstLayerAggregates
-from ooc.loading import scan_memory
-from ooc.loading import shared_scan as shared_scans
+from ooc.loading import scan_memory, shared_pass
 from ooc.loading.feature_cache import CacheRegistry, Stopped, registry_of
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.scan_memory import BLOCK_BYTES, RowCopies, ScanMemory
@@ -21,7 +20,7 @@ from ooc.stores.errors import BudgetError
 from ooc.stores.graph import Graph
 from tests.conftest import random_edges
 from tests.ooc.batches import same
-from tests.ooc.loading.shared_scan.scanning import E, N, budget, few, in_memory, loader_of, outcome
+from tests.ooc.loading.shared_pass.scanning import E, N, budget, few, in_memory, loader_of, outcome
 from tests.waiting import eventually
 
 
@@ -191,8 +190,8 @@ def test_the_first_batch_of_a_small_scan_needs_no_copy(path: Any, ds: Dataset, m
 
 def test_two_loaders_at_once_share_the_memory(path: Any, ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     pools = []
-    chained = shared_scans.chained
-    monkeypatch.setattr(shared_scans, "chained", lambda session, *a: (pools.append(session.pool), chained(session, *a))[1])
+    chained = shared_pass.chained
+    monkeypatch.setattr(shared_pass, "chained", lambda session, *a: (pools.append(session.pool), chained(session, *a))[1])
     room = few(12)
     one, other = loader_of(ds, budget=room), loader_of(ds, seed=4, fanout=[2, 2], budget=room)
     got = list(zip(one, other, strict=True))

@@ -13,7 +13,6 @@ from ooc.loading import choose_read_strategy as choose_strategy
 from ooc.loading.choose_read_strategy import scan_pays
 from ooc.loading.sampling import Sampling
 from ooc.sampling.labor import Labor
-from ooc.stores.arrays.lmdb_rows import write_lmdb_rows
 from ooc.stores.arrays.zarr_rows import ShardedRows
 from ooc.stores.build import write_store
 from ooc.stores.dataset import Dataset
@@ -21,21 +20,9 @@ from ooc.stores.graph import Graph
 from ooc.training.loop import train
 from tests.conftest import MakeStore, random_edges
 from tests.ooc.batches import same
-from tests.ooc.loading.shared_scan.scanning import E, F, N, budget, from_memory, in_memory, loader_of, outcome
-from tests.ooc.loading.test_feature_gather import TYPES, write_features
-from tests.ooc.loading.test_superbatch import foreign_features
+from tests.ooc.loading.shared_pass.scanning import E, F, N, budget, from_memory, in_memory, loader_of, outcome
+from tests.ooc.loading.test_feature_gather import TYPES
 from tests.ooc.runs import configure, curve
-
-
-@pytest.fixture(scope="module")
-def features(tmp_path_factory: Any, x: Any) -> dict[str, Any]:
-    """The features written by others, and in other types, by name."""
-    folder = tmp_path_factory.mktemp("features")
-    write_lmdb_rows(folder / "lmdb", x)
-    foreign_features(folder / "foreign", x)
-    return {kind: write_features(folder / kind, kind, x)[0] for kind in TYPES} | {
-        name: folder / name for name in ("lmdb", "foreign")
-    }
 
 
 @settings(deadline=None, max_examples=16)

@@ -1,13 +1,15 @@
-"""Loaders over the store of this folder's tests, and what they give."""
+"""Loaders over the store of this folder's tests, by shared scans and by packed batches, and what they give."""
 
 import dataclasses
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ooc.graph.aggregation import PreAggregation
 from ooc.loading.neighbor_loader import NeighborLoader
+from ooc.loading.packed import PackedBatches
 from ooc.runtime.memory_plan import divide
 from ooc.stores.arrays.rows import ArrayRows
 from ooc.stores.dataset import Dataset
@@ -16,6 +18,7 @@ from tests.ooc.loading.strategies import over
 
 N, E, F = 300, 3000, 21
 MEAN = PreAggregation("mean", 8)
+ROOM = 2 * 10**6
 
 
 def piece_threads() -> list[str]:
@@ -42,6 +45,17 @@ def loader_of(ds: Dataset, **options: Any) -> NeighborLoader:
         "budget": few(),
     } | options
     return NeighborLoader(ds, chosen.pop("fanout", [4, 3]), **chosen)
+
+
+def packing(ds: Dataset, **options: Any) -> NeighborLoader:
+    """About three batches of 15 go into a group."""
+    loader = loader_of(ds, **{"budget": budget(ROOM), "pack": "400kB"} | options)
+    assert isinstance(loader.strategy, PackedBatches)
+    return loader
+
+
+WAYS: dict[str, Callable[..., NeighborLoader]] = {"sum": loader_of, "pack": packing}
+"""by the name of their stage"""
 
 
 def outcome(loader: NeighborLoader, epochs: int = 2) -> Any:
