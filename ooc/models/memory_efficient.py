@@ -72,7 +72,7 @@ def _added_products(bias: Tensor, pairs: Sequence[Tensor]) -> Tensor:
         for each, weight in zip(rows[1:], weights[1:], strict=True):
             out.addmm_(each, weight)
         return out
-    out = torch.empty(len(rows[0]), len(bias))
+    out = bias.new_empty(len(rows[0]), len(bias))
     flat = bias.detach().numpy()
 
     def add(part: slice) -> None:
@@ -91,7 +91,7 @@ def _weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     if not (rows and _plain(grad) and _divided(rows, width)):
         with _alone(max((each.numel() for each in rows), default=1) * width):
             return [*(grad.t() @ each for each in rows), grad.sum(0)]
-    found, sums = [torch.empty(width, each.size(1)) for each in rows], torch.empty(width)
+    found, sums = [grad.new_empty(width, each.size(1)) for each in rows], grad.new_empty(width)
 
     def add(out: Tensor, each: Tensor, begin: int) -> None:
         end = begin + COLUMNS_AT_ONCE

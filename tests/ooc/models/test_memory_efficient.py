@@ -78,6 +78,20 @@ def test_products_in_pieces_have_the_bits_of_one_thread(threads: int) -> None:
         assert all(torch.equal(a, b) for a, b in zip(one, pieces, strict=True) if a is not None and b is not None)
 
 
+def test_products_in_pieces_have_the_type_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not torch's default one."""
+    monkeypatch.setattr(memory_efficient, "LEAST_PRODUCT", 1)
+    x, weight, bias = torch.randn(9, 5), torch.randn(7, 5).requires_grad_(), torch.randn(7).requires_grad_()
+    torch.set_default_dtype(torch.float64)
+    try:
+        out = sum_of_products(bias, x, weight)
+        found = gradients(out, [bias, weight])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.allclose(out, F.linear(x, weight, bias))
+    assert {each.dtype for each in (out, *found) if each is not None} == {torch.float32}
+
+
 @pytest.mark.parametrize("x_wanted", [True, False])
 def test_a_sage_layer_is_the_sum_over_edges_and_two_linear_maps(x_wanted: bool) -> None:
     whole = block(1)
