@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ooc.runtime.keyed_random import Purpose, mix64, numbered
 from ooc.runtime.keyed_random import key as key_of
 from ooc.sampling.edge_split import is_held_out
+from ooc.sampling.few_draws import FEW, Candidates, draw_few, guessed
 from ooc.sampling.importance import MOST
 from ooc.sampling.kernels import Factors, Ranks, home, keep_smallest, push, sort_slots, uniform
 from ooc.sampling.left_out import is_left_out
@@ -40,11 +41,6 @@ _MASK = (1 << 64) - 1
 _LEAST_BITS, _MOST_BITS = 6, 18
 """of the filter that finds sources met before at a node: 2**_MOST_BITS bits are 32 KiB"""
 _BITS_A_SLOT = 8
-_FEW = 64
-"""fan-outs up to here are chosen by counting ranks, larger ones by a heap"""
-_DEVIATIONS = 2.5
-"""by so many standard deviations more candidates are expected than are chosen, so that they are seldom too few"""
-_UNIT = 2.0**53
 _LINE_SLOTS = 16
 """slots between prefetches of a node's in-edges: int32 per cache line"""
 MANY = 8
@@ -233,16 +229,12 @@ class Scratch(NamedTuple):
     """the filter of sources met"""
     rank: Ranks
     """[fanout]"""
-    number: NDArray[np.uint64]
-    candidate: Ids
-    keep: NDArray[np.bool_]
-    """of `draw_few`, [4 * 64] each"""
+    candidates: Candidates
 
     @classmethod
     def of(cls, fanout: int) -> "Scratch":
         ranks = np.empty(max(1, fanout), np.float64)
-        few = np.empty(4 * _FEW, np.uint64), np.empty(4 * _FEW, np.int64), np.empty(4 * _FEW, np.bool_)
-        return cls(np.empty(1 << (_MOST_BITS - _LEAST_BITS), np.uint64), ranks, *few)
+        return cls(np.empty(1 << (_MOST_BITS - _LEAST_BITS), np.uint64), ranks, Candidates.empty())
 
 
 @kernel
@@ -308,75 +300,6 @@ def draw_smallest(
 
 
 @kernel
-def keep_least(number: NDArray[np.uint64], candidate: Ids, keep: NDArray[np.bool_], size: int, fanout: int) -> np.uint64:
-    """Move the `fanout` of candidate[:size] with the smallest numbers to its front, in order; returns the largest of these.
-
-    Ranks are counted, without a branch that depends on a number.
-    """
-    for i in range(size):
-        smaller = 0
-        for j in range(size):
-            smaller += int(number[j] < number[i])
-        keep[i] = smaller < fanout
-    at, largest = 0, np.uint64(0)
-    for i in range(size):
-        number[at], candidate[at] = number[i], candidate[i]
-        largest = max(largest, number[at]) if keep[i] else largest
-        at += int(keep[i])
-    return largest
-
-
-@kernel
-def draw_few(
-    indices: AnyArray,
-    v: int,
-    first: int,
-    last: int,
-    shift: int,
-    left: Ids,
-    rule: Rule,
-    scratch: Scratch,
-    guess: float,
-    slot: Ids,
-    at: int,
-) -> int:
-    """`draw_smallest` without weights: collects the in-edges with numbers below a limit, about `guess` of them; returns -1
-    where these are fewer than `fanout`, which is `_FEW` at most."""
-    fanout, keys, held_key, share, words = rule
-    seen, _, number, candidate, keep = scratch
-    bits, filtered, size = clear(seen, last - first), share > 0 or len(left) > 0, 0
-    limit = np.uint64(guess / (last - first) * _UNIT) if guess < last - first else np.uint64(_UNIT)
-    whole = limit == np.uint64(_UNIT)
-    for s in range(first, last):
-        source = int(indices[s])
-        if filtered and (is_held_out(held_key, share, words, s + shift, source, v) or is_left_out(left, 0, len(left), source)):
-            continue
-        hashed = mix64(np.uint64(source))
-        stream = keys[np.int64(hashed & np.uint64(3))] ^ hashed
-        value = mix64(stream) >> np.uint64(11)
-        bit = hashed >> bits
-        word, mask = np.int64(bit >> np.uint64(6)), np.uint64(1) << (bit & np.uint64(63))
-        before = seen[word]
-        seen[word] = before | mask
-        if before & mask != 0:
-            other = mix64(stream ^ mix64(~np.uint64(s - first))) >> np.uint64(11)
-            if min(value, other) < limit and occurs(indices, first, s, source):
-                value = other
-        number[size], candidate[size] = value, s
-        size += int(value < limit)
-        if size == len(candidate):
-            limit, size = keep_least(number, candidate, keep, size, fanout), fanout
-    if size < fanout and not whole:
-        return -1
-    if size > fanout:
-        keep_least(number, candidate, keep, size, fanout)
-        size = fanout
-    for j in range(size):
-        slot[at + j] = candidate[j]
-    return size
-
-
-@kernel
 def draw_all(
     indices: AnyArray,
     v: int,
@@ -401,12 +324,6 @@ def draw_all(
     if len(stands_for) > 0:
         stands_for[at : at + size] = 1
     return size
-
-
-@kernel
-def guessed(fanout: int) -> float:
-    """How many in-edges `draw_few` collects, so that they are seldom too few."""
-    return fanout + _DEVIATIONS * np.sqrt(max(0, fanout)) + 1
 
 
 @kernel
@@ -437,11 +354,11 @@ def draw_at(
         return 0
     if fanout < 0 or (last - first <= fanout and not weighted):
         return draw_all(indices, v, first, last, shift, left, rule, slot, at, stands_for)
-    if weighted or fanout > _FEW:
-        return draw_smallest(indices, weight, v, first, last, shift, left, rule, scratch, slot, at, stands_for)
-    size = draw_few(indices, v, first, last, shift, left, rule, scratch, guessed(fanout), slot, at)
+    size = -1
+    if not weighted and fanout <= FEW and rule.share == 0 and len(left) == 0:
+        size = draw_few(indices, first, last, rule.fanout, rule.keys, scratch.candidates, guessed(fanout), slot, at)
     if size < 0:
-        size = draw_few(indices, v, first, last, shift, left, rule, scratch, np.inf, slot, at)
+        size = draw_smallest(indices, weight, v, first, last, shift, left, rule, scratch, slot, at, stands_for)
     return size
 
 
@@ -469,7 +386,7 @@ def draw_by_source(
     invalid.
     """
     at = edge_indptr[start]
-    few, guess = len(weight) == 0 and 0 < rule.fanout <= _FEW, guessed(rule.fanout)
+    few, guess = len(weight) == 0 and 0 < rule.fanout <= FEW and rule.share == 0, guessed(rule.fanout)
     for i in range(start, stop):
         if i + 2 * AHEAD < stop:
             prefetch(indptr, node[i + 2 * AHEAD])
@@ -486,8 +403,8 @@ def draw_by_source(
             size = take_kept(kept, place, slot, at)
         else:
             size = -1
-            if few and last - first > rule.fanout:  # as `draw_at` does, without its call: a tenth of the time
-                size = draw_few(indices, node[i], first, last, 0, out, rule, scratch, guess, slot, at)
+            if few and len(out) == 0 and last - first > rule.fanout:  # as `draw_at` does, without its call
+                size = draw_few(indices, first, last, rule.fanout, rule.keys, scratch.candidates, guess, slot, at)
             if size < 0:
                 size = draw_at(indices, weight, node[i], first, last, 0, out, rule, scratch, slot, at, stands_for)
             if size < 0:

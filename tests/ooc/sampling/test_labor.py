@@ -65,6 +65,27 @@ def test_it_gives_what_the_plain_loop_gives(
 
 
 @compiling
+@given(
+    st.lists(st.integers(0, 700), min_size=1, max_size=4),
+    st.sampled_from([1, 2, 5, 10, 15, 63, 64, 65]),
+    st.sampled_from([30, 3_000, 10**6]),
+    st.sampled_from([np.int32, np.int64]),
+    st.integers(0, 99),
+)
+def test_draws_at_hubs_are_those_of_the_plain_loop(
+    degrees: list[int], fanout: int, num_sources: int, dtype: type[np.integer], seed: int
+) -> None:
+    """With few sources in common and with many, from both sides of a block's end and at the end of all edges."""
+    indptr = np.concatenate([[0], np.cumsum(degrees), np.full(num_sources - len(degrees), sum(degrees))])
+    indices = np.random.default_rng(seed).integers(0, num_sources, indptr[-1]).astype(dtype)
+    graph, keys = Graph(indptr, indices), batch_key(seed, 0, 0, 4)
+    found = NeighborSampler(graph, [fanout], labor=Labor()).sample(np.arange(len(degrees)), keys)
+    for v in range(len(degrees)):
+        expected, _ = by_source(graph, v, fanout, plain_keys(Labor(), keys, 0, 0), None)
+        assert found.slot[found.indptr[v] : found.indptr[v + 1]].tolist() == expected
+
+
+@compiling
 @given(st.integers(0, 100), st.integers(0, 3), st.booleans(), KEYS)
 def test_edge_types_share_the_numbers_of_their_sources(seed: int, fanout: int, layers: bool, key: int) -> None:
     graphs, labor = hetero_graphs(seed), Labor(layer_dependency=layers)
