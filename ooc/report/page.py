@@ -113,6 +113,7 @@ def _render(name: str, summary: dict[str, Any], figures: list[Shown], steps: int
         timeline=timeline,
         exact=bool(summary.get("full")),
         plan=_plan_rows(summary["plan"]) if "plan" in summary else [],
+        predicted=bool(summary.get("plan", {}).get("predicted")),
         advice=summary.get("plan", {}).get("advice"),
         metrics=_with_baselines(summary),
         unscored=summary.get("unscored", {}),
@@ -162,7 +163,8 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
             ("per epoch", _seconds(summary["seconds_per_epoch"])),
             *([(f"{summary['unit']} per second", f"{summary['units_per_second']:,.0f}")] if "unit" in summary else []),
             ("read from disk", format_bytes(summary["bytes_read"])),
-            ("read rate", f"{summary['read_bytes_per_second'] / 1e6:,.1f} MB/s"),
+            ("mean read rate", f"{summary['read_bytes_per_second'] / 1e6:,.1f} MB/s"),
+            *([("written to pack batches", format_bytes(packed))] if (packed := summary.get("packed_bytes_written")) else []),
             *([("rows read", f"{summary['rows_read']:,}")] if summary["rows_read"] or "unit" not in summary else []),
         ]
     if summary.get("histories"):
@@ -290,7 +292,8 @@ def validation_figure(epochs: list[dict[str, Any]], best_epoch: int | None) -> s
     }
     for name, color in names.items():
         if (values := _values(epochs, name)) is not None:
-            top.plot(x, values, color=color, linewidth=1.7, marker=marker, markersize=3, label=name.replace("_", " "))
+            width = 1.7 if top.lines else 4.0  # scores may be equal: the first one shows on both sides of another
+            top.plot(x, values, color=color, linewidth=width, marker=marker, markersize=3, label=name.replace("_", " "))
             if best_epoch is not None and best_epoch + 1 in x:
                 best = values[x.index(best_epoch + 1)]
                 top.plot(best_epoch + 1, best, "o", color=color, markersize=6, markeredgecolor="white")
@@ -305,6 +308,8 @@ def validation_figure(epochs: list[dict[str, Any]], best_epoch: int | None) -> s
     last = [top, *others][-1]
     last.set(xlabel="epoch")
     last.xaxis.get_major_locator().set_params(integer=True)
+    if len(x) == 1:
+        last.set_xticks(x)  # no parts of an epoch
     return _svg(figure)
 
 

@@ -53,6 +53,14 @@ def test_the_page_of_a_run_holds_its_numbers_and_loads_nothing(make_store: MakeS
     assert all(target.startswith("#") for target in targets), targets
 
 
+def test_a_run_without_a_prediction_shows_what_it_took(make_store: MakeStore, tmp_path: Path) -> None:
+    train(configure(make_store(), tmp_path / "run", epochs=1, plan=False))
+    page = write_report(tmp_path / "run").read_text()
+    assert "<h2>What the run took</h2>" in page
+    assert "predicted" not in page.lower()
+    assert "<td>-</td>" not in page
+
+
 @pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("settings", "words"),
@@ -125,6 +133,7 @@ def test_figures_name_what_they_show() -> None:
     found = texts(validation_figure(epochs, best_epoch=1))
     assert "accuracy" in found
     assert "auroc" not in found
+    assert "0.98" not in texts(validation_figure(epochs[:1], best_epoch=0))  # no parts of an epoch
 
 
 def test_what_is_far_from_its_prediction_is_marked() -> None:
