@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ooc.runtime.lazy_imports import defer_modules, keep_old_names, lazy_exports
-from ooc.stores.errors import BudgetError, ConfigError, InputError, OocError, StoreError
+from ooc.stores.errors import BudgetError, ConfigError, InputError, OocError, OocWarning, StoreError
 
 if TYPE_CHECKING:
     from ooc.config.events import EventsConfig
@@ -67,6 +67,7 @@ __all__ = [
     "NeighborLoader",
     "NodeRows",
     "OocError",
+    "OocWarning",
     "Plan",
     "RandomNegatives",
     "SaintLoader",

@@ -26,3 +26,7 @@ class ConfigError(OocError):
 
 class BudgetError(OocError):
     """The work does not fit the given memory; names the cheapest fix."""
+
+
+class OocWarning(UserWarning):
+    """A setting that changes nothing, or something that is left out; the command line prints it as one line."""

@@ -8,12 +8,14 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from ooc.cli.interrupted import Interrupted
-from ooc.stores.errors import OocError
+from ooc.stores.errors import OocError, OocWarning
 
 INTERRUPTED = 130
 """exit code after Ctrl-C, as in shells; some versions of typer return it themselves"""
@@ -46,8 +48,25 @@ def _on_interrupt(number: int, frame: FrameType | None) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for user errors, 130 after Ctrl-C."""
-    with interrupts_in_one_line():
+    with interrupts_in_one_line(), _warnings_in_one_line():
         return _outcome(arguments)
+
+
+@contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Print our warnings without a line of code, which is none of the user's."""
+    before = warnings.formatwarning
+
+    def in_one_line(message: Any, category: type[Warning], *where: Any, **line: Any) -> str:
+        if issubclass(category, OocWarning):
+            return _line("warning", str(message))
+        return before(message, category, *where, **line)
+
+    warnings.formatwarning = in_one_line
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def _outcome(arguments: Sequence[str] | None) -> int:
@@ -117,8 +136,12 @@ def _interrupted() -> int:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    print(f"ooc: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    print(_line("error", message), end="", file=sys.stderr, flush=True)
     return code
+
+
+def _line(kind: str, message: str) -> str:
+    return f"ooc: {kind}: {' '.join(message.split())}\n"
 
 
 if __name__ == "__main__":

@@ -136,8 +136,8 @@ def _check_pack(pack: Pack | None, pre_aggregation: PreAggregation | None, scann
         return
     if pre_aggregation is None:
         raise ConfigError(
-            "pack is for models whose first layer adds up its neighbors' rows (sage, gcn, gin), by `pre_aggregation`: leave it "
-            "out"
+            "pack needs a first layer that begins with the sum of its neighbors' float32 features (`pre_aggregation`): sage, "
+            "gin and, without input dropout, gcn have one, unless the hidden width is far below the features'; leave pack out"
         )
     if not scanning:
         warn_user("pack changes nothing: all feature rows stay in memory")

@@ -1,13 +1,16 @@
 """What a run says to its user: progress lines of a long pass, and warnings that name the user's line."""
 
+import contextlib
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+from ooc.stores.errors import OocWarning
+
+_PACKAGE = str(Path(__file__).resolve().parents[1]), contextlib.__file__
+"""where a warning is not of the user's making"""
 LINE_SECONDS = 10.0
 """seconds between two progress lines"""
 
@@ -20,7 +23,7 @@ def speed(count: float, seconds: float, unit: str) -> str:
 
 def say(text: str) -> None:
     """Print a line to stderr; a closed pipe (`ooc train ... 2>&1 | head`) does not end the run."""
-    with suppress(BrokenPipeError):
+    with contextlib.suppress(BrokenPipeError):
         print(text, file=sys.stderr, flush=True)
 
 
@@ -43,7 +46,7 @@ class Pace:
             self._note(f"{what}: {done:,} of {total:,} {unit}, {speed(done, passed, unit)}{left}")
 
 
-def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
+def warn_user(text: str, category: type[Warning] = OocWarning) -> None:
     """Warn at the nearest line of the stack that is outside of `ooc`."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
-from ooc.stores.errors import ConfigError, StoreError
+from ooc.stores.errors import ConfigError, OocWarning, StoreError
 from ooc.stores.io.atomic import disk_errors, write_file
 from ooc.stores.io.engines import Engine, open_engine
 from ooc.stores.io.engines.pread import DEPTH, PreadEngine
@@ -148,7 +148,7 @@ def calibrate(path: Path | str, engine: str = "auto") -> DiskProfile:
             file.parent.mkdir(parents=True, exist_ok=True)
         write_file(file, profile.model_dump_json(indent=1).encode())
     except StoreError as error:
-        warnings.warn(f"the disk's measurement was not saved: {error}", stacklevel=2)
+        warnings.warn(f"the disk's measurement was not saved: {error}", OocWarning, stacklevel=2)
     return profile
 
 

@@ -69,7 +69,7 @@ def test_what_pack_cannot_be_is_refused(ds: Dataset, tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             packing(ds, pack=pack)
-    with pytest.raises(ConfigError, match="pack is for models whose first layer adds up"):
+    with pytest.raises(ConfigError, match="pack needs a first layer that begins with the sum"):
         packing(ds, pre_aggregation=None)
     with pytest.raises(BudgetError, match=r"a packed batch takes .* of disk and `pack` leaves 4.1 kB, half of it: give"):
         list(packing(ds, pack="10kB"))
