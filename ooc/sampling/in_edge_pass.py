@@ -14,7 +14,7 @@ import numpy as np
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import ahead
 from ooc.sampling.kernels import Factors, num_drawn
-from ooc.sampling.labor import KeptDraws, Key, Rule, Scratch, draw_at, keep_draw, place_of
+from ooc.sampling.labor import KeptDraws, Key, Rule, Scratch, draw_at, keep_draw, place_of, take_kept
 from ooc.sampling.left_out import LeftOut
 from ooc.sampling.source_draws import NO_DRAWS, SourceDraws
 from ooc.stores.arrays.rows import AnyArray, Ids, Rows
@@ -254,9 +254,9 @@ def take_kept_draws(
             rest[count] = i
             count += 1
             continue
-        size[i] = kept.size[place]
+        size[i] = take_kept(kept, place, indptr[node[i]], slot, room[i])
         for e in range(size[i]):
-            slot[room[i] + e], source[room[i] + e] = kept.slot[place, e], kept.source[place, e]
+            source[room[i] + e] = kept.source[place, e]
     return count
 
 
@@ -347,7 +347,7 @@ def draw_piece(
             source[e] = indices[slot[e]]
             slot[e] += shift
         where = place_of(kept, node[i], degree, rule.fanout) if len(out) == 0 else -1
-        if keep_draw(kept, where, node[i], degree, slot, at, size):
+        if keep_draw(kept, where, node[i], first[p], degree, slot, at, size):
             for j in range(size):
                 kept.source[where, j] = source[at + j]
         at += size

@@ -22,7 +22,8 @@ Factors = NDArray[np.float32]
 LOCAL_BITS = 40
 """a table entry is (node id, stamp << LOCAL_BITS | local id); entries with another stamp are empty"""
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""2**64 by the golden ratio: the factor of Fibonacci hashes, and the step of splitmix64"""
 _S11, _S32 = np.uint64(11), np.uint64(32)
 _UNIT = 2.0**-53
 _LOCAL_MASK = (1 << LOCAL_BITS) - 1
@@ -39,7 +40,7 @@ def stream_of(key: np.uint64, node: int) -> np.uint64:
 @kernel
 def uniform(stream: np.uint64, counter: int) -> float:
     """Number `counter` of a stream, in [0, 1): 53 random bits."""
-    return float(np.int64(mix64(stream + np.uint64(counter) * _GOLDEN) >> _S11) * _UNIT)
+    return float(np.int64(mix64(stream + np.uint64(counter) * GOLDEN) >> _S11) * _UNIT)
 
 
 @kernel
@@ -277,7 +278,7 @@ def gather(indices: AnyArray, slot: Ids, start: int, stop: int, num_nodes: int, 
 @kernel
 def home(node: int, mask: int) -> int:
     """Where probing for a node starts: the upper half of a multiplicative (Fibonacci) hash."""
-    return int(np.int64((np.uint64(node) * _GOLDEN) >> _S32)) & mask
+    return int(np.int64((np.uint64(node) * GOLDEN) >> _S32)) & mask
 
 
 @kernel

@@ -23,7 +23,7 @@ from ooc.runtime.keyed_random import key as key_of
 from ooc.sampling.edge_split import is_held_out
 from ooc.sampling.few_draws import FEW, Candidates, draw_few, guessed
 from ooc.sampling.importance import MOST
-from ooc.sampling.kernels import Factors, Ranks, home, keep_smallest, push, sort_slots, uniform
+from ooc.sampling.kernels import GOLDEN, Factors, Ranks, keep_smallest, push, sort_slots, uniform
 from ooc.sampling.left_out import is_left_out
 from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.errors import ConfigError
@@ -43,6 +43,8 @@ _LEAST_BITS, _MOST_BITS = 6, 18
 _BITS_A_SLOT = 8
 _LINE_SLOTS = 16
 """slots between prefetches of a node's in-edges: int32 per cache line"""
+_MOST_DEGREE = 2**31 - 1
+"""of a node whose draws are kept"""
 MANY = 8
 """in-edges of a node, by the fan-out, from which on its draws are kept for the batches that draw alike"""
 
@@ -123,27 +125,27 @@ def batch_key(seed: int, rank: int, step: int, period: int) -> BatchKey:
 class KeptDraws(NamedTuple):
     """Draws at nodes of many in-edges, each at a place that follows from the node; no places: none are kept.
 
-    node: int64[c], -1 for none; degree: int64[c], its in-edges; size: int64[c], the slots drawn; slot: int64[c, fanout];
-    source: int64[c, fanout], or [c, 0] where sources are not kept.
+    node: int64[c], -1 for none; degree: int32[c], its in-edges; size: int32[c], how many are drawn; offset: int32[c, fanout],
+    which of its in-edges these are; source: int64[c, fanout], or [c, 0] where sources are not kept.
     """
 
     node: Ids
-    degree: Ids
-    size: Ids
-    slot: Ids
+    degree: NDArray[np.int32]
+    size: NDArray[np.int32]
+    offset: NDArray[np.int32]
     source: Ids
 
     @classmethod
     def empty(cls, places: int, fanout: int, sources: bool = False) -> "KeptDraws":
         """places: 0 or a power of two; sources: whether they are kept too."""
-        degree, size = np.zeros(places, np.int64), np.zeros(places, np.int64)
-        drawn = np.zeros((places, fanout), np.int64), np.zeros((places, fanout * sources), np.int64)
+        degree, size = np.zeros(places, np.int32), np.zeros(places, np.int32)
+        drawn = np.zeros((places, fanout), np.int32), np.zeros((places, fanout * sources), np.int64)
         return cls(np.full(places, -1, np.int64), degree, size, *drawn)
 
     @staticmethod
     def nbytes_for(places: int, fanout: int, sources: bool = False) -> int:
         """Bytes of so many places."""
-        return 8 * places * (3 + fanout * (1 + sources))
+        return 4 * places * (4 + fanout * (1 + 2 * sources))
 
     def clear(self) -> None:
         self.node[:], self.degree[:] = -1, 0
@@ -151,29 +153,42 @@ class KeptDraws(NamedTuple):
 
 @kernel
 def place_of(kept: KeptDraws, node: int, degree: int, fanout: int) -> int:
-    """Where the draw at a node is kept, -1 where it is not."""
-    if len(kept.node) == 0 or degree < MANY * fanout:
+    """Where the draw at a node is kept, -1 where it is not.
+
+    The top bits of a Fibonacci hash spread consecutive nodes, as hubs of a graph in degree order are, over most places.
+    """
+    if len(kept.node) == 0 or degree < MANY * fanout or degree > _MOST_DEGREE:
         return -1
-    return home(node, len(kept.node) - 1)
+    return int(np.int64(((np.uint64(node) * GOLDEN >> np.uint64(32)) * np.uint64(len(kept.node))) >> np.uint64(32)))
 
 
 @kernel
-def keep_draw(kept: KeptDraws, place: int, node: int, degree: int, slot: Ids, at: int, size: int) -> bool:
-    """Keep the draw slot[at:at+size] in place of one at a node of no more in-edges; returns whether it was."""
+def prefetch_kept(kept: KeptDraws, place: int) -> None:
+    """Start loading what is kept at a place."""
+    if place >= 0:
+        prefetch(kept.node, place)
+        prefetch(kept.size, place)
+        prefetch(kept.offset, place * kept.offset.shape[1])
+
+
+@kernel
+def keep_draw(kept: KeptDraws, place: int, node: int, first: int, degree: int, slot: Ids, at: int, size: int) -> bool:
+    """Keep the draw slot[at:at+size] in place of one at a node of no more in-edges; returns whether it was. first: its slot of
+    offset 0."""
     if place < 0 or degree < kept.degree[place]:
         return False
     kept.node[place], kept.degree[place], kept.size[place] = node, degree, size
     for j in range(size):
-        kept.slot[place, j] = slot[at + j]
+        kept.offset[place, j] = slot[at + j] - first
     return True
 
 
 @kernel
-def take_kept(kept: KeptDraws, place: int, slot: Ids, at: int) -> int:
-    """Copy the draw at a place into slot[at:]; returns its number of slots."""
-    size = kept.size[place]
+def take_kept(kept: KeptDraws, place: int, first: int, slot: Ids, at: int) -> int:
+    """Copy the draw at a place into slot[at:]; returns its number of slots. first: the node's slot of offset 0."""
+    size = int(kept.size[place])
     for j in range(size):
-        slot[at + j] = kept.slot[place, j]
+        slot[at + j] = first + kept.offset[place, j]
     return size
 
 
@@ -394,13 +409,14 @@ def draw_by_source(
             coming = indptr[node[i + AHEAD]]
             prefetch(indices, coming)
             prefetch(indices, coming + _LINE_SLOTS)
+            prefetch_kept(kept, place_of(kept, node[i + AHEAD], indptr[node[i + AHEAD] + 1] - coming, rule.fanout))
         first, last = indptr[node[i]], indptr[node[i] + 1]
         if first < 0 or last > indices.shape[0]:
             return indices.shape[0]
         out = left[left_indptr[i - start] : left_indptr[i - start + 1]] if len(left) > 0 else left
         place = place_of(kept, node[i], last - first, rule.fanout) if len(out) == 0 else -1
         if place >= 0 and kept.node[place] == node[i]:
-            size = take_kept(kept, place, slot, at)
+            size = take_kept(kept, place, first, slot, at)
         else:
             size = -1
             if few and len(out) == 0 and last - first > rule.fanout:  # as `draw_at` does, without its call
@@ -409,7 +425,7 @@ def draw_by_source(
                 size = draw_at(indices, weight, node[i], first, last, 0, out, rule, scratch, slot, at, stands_for)
             if size < 0:
                 return ~size
-            keep_draw(kept, place, node[i], last - first, slot, at, size)
+            keep_draw(kept, place, node[i], first, last - first, slot, at, size)
         at += size
         edge_indptr[i + 1] = at
     return -1

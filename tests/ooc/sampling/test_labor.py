@@ -12,7 +12,7 @@ from ooc.runtime.keyed_random import Purpose, numbered
 from ooc.runtime.keyed_random import key as key_of
 from ooc.sampling import HeteroNeighborSampler, NeighborSampler
 from ooc.sampling.edge_split import HeldOut, pair_number
-from ooc.sampling.labor import Labor, batch_key
+from ooc.sampling.labor import KeptDraws, Labor, batch_key, place_of
 from ooc.sampling.left_out import LeftOut
 from ooc.stores.errors import ConfigError, InputError, StoreError
 from ooc.stores.graph import Graph
@@ -273,3 +273,12 @@ def test_batches_that_draw_alike_read_the_in_edges_of_a_hub_once() -> None:
     assert np.array_equal(sampler.sample(seeds, before).slot, first.slot)
     assert not np.array_equal(NeighborSampler(graph, [5], labor=labor).sample(seeds, before).slot, first.slot)
     assert not np.array_equal(sampler.sample(seeds, after).slot, first.slot)
+
+
+def test_consecutive_hubs_are_kept_at_places_of_their_own() -> None:
+    kept = KeptDraws.empty(1024, 2)
+    for first in (0, 5_000, 10**9):
+        places = [place_of(kept, node, 10**5, 2) for node in range(first, first + 1024)]
+        assert 0 <= min(places) <= max(places) < 1024
+        assert len(set(places)) > 850  # random places would be 650
+    assert place_of(kept, 1, 10, 2) == place_of(kept, 1, 2**31, 2) == -1
