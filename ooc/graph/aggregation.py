@@ -236,6 +236,20 @@ def prefetch_row(row: NDArray[Any]) -> None:
 
 
 @kernel
+def take_rows(rows: Floats, at: NDArray[Any], out: Floats) -> None:
+    """Set out[i] to rows[at[i]]: `np.take` of rows that lie far apart, while the next ones are on their way from memory."""
+    width = rows.shape[1]
+    for i in range(len(at)):
+        if i + _ROWS_AHEAD < len(at):
+            coming = np.int64(at[i + _ROWS_AHEAD]) * width
+            for f in range(0, width, _LINE):
+                prefetch(rows, coming + f)
+        row = at[i]
+        for f in range(width):
+            out[i, f] = rows[row, f]
+
+
+@kernel
 def gather_aggregates(
     rows: NDArray[Any],
     tag: NDArray[Any],

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.graph.aggregation import Floats, scale_rows, scatter_aggregates
+from ooc.graph.aggregation import Floats, scale_rows, scatter_aggregates, take_rows
 from ooc.graph.blocks import narrow
 from ooc.loading.batch_bytes import COPIES, PIECES, ScanBytes
 from ooc.loading.collate import SampledBatch
@@ -183,7 +183,9 @@ class ScanSession(PassSession):
 
     def _copy(self, rows: Floats, at: NDArray[np.int32], copies: RowCopies) -> Floats:
         """A batch's own copy of rows `at`, page-locked where a GPU follows."""
-        return np.take(rows, at, axis=0, out=self._own((len(at), rows.shape[1]), copies), mode="clip")
+        copy = self._own((len(at), rows.shape[1]), copies)
+        take_rows(rows, at, copy)
+        return copy
 
     def stop(self) -> None:
         super().stop()

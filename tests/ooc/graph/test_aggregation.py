@@ -19,6 +19,7 @@ from ooc.graph.aggregation import (
     gathered,
     scale_rows,
     scatter_aggregates,
+    take_rows,
     without_last_hop,
 )
 from ooc.loading.batch_bytes import ScanBytes
@@ -329,3 +330,13 @@ def test_edges_stand_in_ascending_order_of_their_source(count: int, seed: int) -
     node, source = rng.permutation(50), rng.integers(0, 30, count + 7)
     order = sums.ascending(node, source, 5, 5 + count, np.empty(64, np.int64))[:count]
     assert np.array_equal(order, 5 + np.argsort(node[source[5 : 5 + count]], kind="stable"))
+
+
+@settings(deadline=None)  # the first example may compile a kernel
+@given(st.integers(0, 50), st.integers(1, 40), st.sampled_from([np.int32, np.int64]))
+def test_rows_are_taken_as_numpy_takes_them(count: int, width: int, dtype: type[np.integer]) -> None:
+    rng = np.random.default_rng(count)
+    rows, at = rng.random((30, width), np.float32), rng.integers(0, 30, count).astype(dtype)
+    out = np.empty((count, width), np.float32)
+    take_rows(rows, at, out)
+    assert np.array_equal(out, rows[at])
