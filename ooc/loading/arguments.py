@@ -81,10 +81,12 @@ class Pack(NamedTuple):
         if pack is None:
             return None
         size, folder = pack if isinstance(pack, tuple | list) and len(pack) == 2 else (pack, Path(data.path).parent)
-        if not isinstance(size, int | str):
+        if not (isinstance(size, int | str) and isinstance(folder, str | os.PathLike)):
             raise ConfigError(f"pack is a size, such as '12GB', or a pair of it and a folder, not {pack!r}")
         if not Path(folder).is_dir():
             raise ConfigError(f"pack: {folder} is no folder: name one on the disk where batches are to be packed")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"pack: this process may not write to {folder}: name another folder, as pack = ({size!r}, folder)")
         return cls(parse_bytes(size), Path(folder))
 
 

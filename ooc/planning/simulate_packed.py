@@ -7,6 +7,7 @@ followed by writing its rows, and a batch is served once its rows are read back 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 import numpy as np
 
@@ -71,7 +72,7 @@ def simulate_packed(
             yield one
 
     loads, cost, first = [], cost_of(rows), None
-    drafts = (PackDraft(pool, memory, 0, 0) for _ in iter(int, 1))
+    drafts = (PackDraft(pool, memory, 0, 0) for _ in repeat(None))
     for group in grouped(prepared(), drafts):
         wanted = [asked.popleft() for _ in group.batches]
         first = wanted[0][1] if first is None else first

@@ -66,6 +66,7 @@ def test_what_pack_cannot_be_is_refused(ds: Dataset, tmp_path: Path) -> None:
         ("much", "'much' is not a size"),
         (1.5, "pack is a size, such as '12GB', or a pair of it and a folder, not 1.5"),
         (("1GB", tmp_path / "none"), "none is no folder"),
+        (("1GB", 5), r"or a pair of it and a folder, not \('1GB', 5\)"),
     ):
         with pytest.raises(ConfigError, match=words):
             packing(ds, pack=pack)
@@ -77,6 +78,12 @@ def test_what_pack_cannot_be_is_refused(ds: Dataset, tmp_path: Path) -> None:
         list(packing(ds, budget=budget(100_000)))
     list(packing(ds, pack=("400kB", tmp_path)))
     assert not os.listdir(tmp_path)
+
+
+def test_a_folder_that_one_may_not_write_to_is_refused_before_any_work(ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match=r"pack: this process may not write to .*: name another folder, as pack = \('400kB', folder\)"):
+        packing(ds)
 
 
 def test_rows_that_fit_in_memory_are_not_packed(path: Any, ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
