@@ -86,7 +86,9 @@ class Pack(NamedTuple):
         if not Path(folder).is_dir():
             raise ConfigError(f"pack: {folder} is no folder: name one on the disk where batches are to be packed")
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise ConfigError(f"pack: this process may not write to {folder}: name another folder, as pack = ({size!r}, folder)")
+            raise ConfigError(
+                f"pack: this process may not write to {folder}: name another folder, as pack = ({size!r}, folder)"
+            )
         return cls(parse_bytes(size), Path(folder))
 
 

@@ -82,7 +82,9 @@ def test_what_pack_cannot_be_is_refused(ds: Dataset, tmp_path: Path) -> None:
 
 def test_a_folder_that_one_may_not_write_to_is_refused_before_any_work(ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(ConfigError, match=r"pack: this process may not write to .*: name another folder, as pack = \('400kB', folder\)"):
+    with pytest.raises(
+        ConfigError, match=r"pack: this process may not write to .*: name another folder, as pack = \('400kB', folder\)"
+    ):
         packing(ds)
 
 
