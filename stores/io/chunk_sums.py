@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ooc.stores.errors import StoreError
 
 Bytes = NDArray[np.uint8]
+_ONES = 0xFFFFFFFF
 Fragment = tuple[int, int, int]
 """(first byte, end, crc32c) of a part of the array that was read"""
 
@@ -123,9 +124,9 @@ def _joined(one: Fragment, other: Fragment) -> list[Fragment]:
     """Join two fragments if they are adjacent.
 
     CRCs are affine: extending a CRC by some bytes differs from the CRC of those bytes as extending it by as many zeros differs
-    from the CRC of the zeros.
+    from the CRC of the zeros. That difference is linear in the CRC, so extending its complement by zeros gives its complement.
     """
     if one[1] != other[0]:
         return [one, other]
-    zeros = bytes(other[1] - other[0])
-    return [(one[0], other[1], google_crc32c.extend(one[2], zeros) ^ google_crc32c.value(zeros) ^ other[2])]
+    moved = google_crc32c.extend(one[2] ^ _ONES, bytes(other[1] - other[0])) ^ _ONES
+    return [(one[0], other[1], moved ^ other[2])]
