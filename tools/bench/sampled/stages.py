@@ -27,9 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ooc
 from ooc.graph.aggregation import FirstLayerAggregates
-from ooc.models import products
 from ooc.models.builders import build_model
-from ooc.models.products import add_product
 from ooc.models.user_models import forward_batch
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import Blocks, keep_large_blocks
@@ -38,7 +36,6 @@ from tools.bench.lib.machine import describe
 from tools.bench.sampled.steps import loader_of, seeds_of_run, sums_of
 
 PRODUCTS = {"addmm", "addmm_", "mm"}
-_kernels: Any = products
 CHAIN, CHAIN_CYCLES = 20_000_000, 5
 """links of the chain that measures the clock; cycles of one, a shift, an xor and a multiplication, on x86 since 2010"""
 COPY_BYTES = 2**28
@@ -91,26 +88,12 @@ def copy_rate() -> float:
 
 
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Times matrix products, torch's and ours, and keeps their operands."""
+    """Times matrix products, and keeps their operands."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seconds = 0.0
         self.found: list[Product] = []
-
-    def __enter__(self) -> Any:
-        _kernels.add_product = self._add_product
-        return super().__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *exception: Any) -> None:
-        _kernels.add_product = add_product
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-
-    def _add_product(self, *arrays: Any) -> None:
-        begin = time.thread_time()
-        add_product(*arrays)
-        self.seconds += time.thread_time() - begin
-        self.found.append((add_product, arrays))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         begin = time.thread_time()
@@ -122,11 +105,11 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()
-def products_seconds(found: list[Product]) -> float:
+def products_seconds(products: list[Product]) -> float:
     """Processor time of these products alone."""
     seconds = 0.0
-    for func, args in found:
-        own = [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args]
+    for func, args in products:
+        own = [arg.detach() for arg in args]
         seconds += least_seconds(partial(func, *own))
     return seconds
 
@@ -159,8 +142,8 @@ def one_batch(stages: Any, step: int, model: torch.nn.Module, optimizer: torch.o
     for name, mode in (("forward", forward), ("backward", backward)):
         split |= {f"{name}: products": mode.seconds, f"{name}: rest": seconds[name] - mode.seconds}
     split["optimizer"] = seconds["optimizer"]
-    found = {"forward: products": forward.found, "backward: products": backward.found}
-    return Times(split, moved(drawn, loaded, batch, model, stages, hidden), found)
+    products = {"forward: products": forward.found, "backward: products": backward.found}
+    return Times(split, moved(drawn, loaded, batch, model, stages, hidden), products)
 
 
 def moved(drawn: Any, loaded: Any, batch: Any, model: torch.nn.Module, stages: Any, hidden: int) -> dict[str, int]:
