@@ -44,8 +44,8 @@ ADAM_BYTES = 7 * 4
 """that a parameter's step moves: it, its gradient and two moments read, all but the gradient written"""
 
 
-Product = tuple[Any, tuple[Any, ...]]
-"""an operation of torch and its operands"""
+Product = tuple[Any, tuple[Any, ...], dict[str, Any]]
+"""an operation of torch, its operands, and where it puts its result"""
 
 
 class Times(NamedTuple):
@@ -100,7 +100,7 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ in PRODUCTS:
             self.seconds += time.thread_time() - begin
-            self.found.append((func, args))
+            self.found.append((func, args, kwargs or {}))
         return out
 
 
@@ -108,9 +108,9 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def products_seconds(products: list[Product]) -> float:
     """Processor time of these products alone."""
     seconds = 0.0
-    for func, args in products:
+    for func, args, options in products:
         own = [arg.detach() for arg in args]
-        seconds += least_seconds(partial(func, *own))
+        seconds += least_seconds(partial(func, *own, **options))
     return seconds
 
 
