@@ -69,8 +69,8 @@ class RunFacts:
 class Prediction:
     """What a run will take: training only, but for the peak and where it is said. Seconds, bytes, rows: of the whole run.
 
-    bytes_read: of features and edges; history_bytes_read, history_bytes_written: by refreshes too; stages: seconds of work of
-    each; beforehand_seconds: before the first batch.
+    bytes_read: of features and edges; packed_bytes_written: to pack batches; history_bytes_read, history_bytes_written: by
+    refreshes too; stages: seconds of work of each; beforehand_seconds: before the first batch.
     None where it does not apply: later_epoch_seconds with one epoch; hit_rate (of the rows that batches ask for, those that
     need no reading), read_amplification (bytes read by bytes of the rows that had to be read) and read_bytes_per_second (while
     reading) where rows are in memory.
@@ -93,6 +93,7 @@ class Prediction:
     stages: dict[str, float]
     bottleneck: str
     beforehand_seconds: float = 0.0
+    packed_bytes_written: int = 0
 
     @property
     def kept(self) -> str:
@@ -127,6 +128,8 @@ class Plan:
             parts = [f"{format_bytes(found.bytes_read)} read, {100 * found.hit_rate:.0f} % of the rows from memory"]
         elif found.bytes_read:
             parts = [f"{format_bytes(found.bytes_read)} read"]
+        if found.packed_bytes_written:
+            parts.append(f"{format_bytes(found.packed_bytes_written)} written to pack batches")
         if found.history_bytes_written:
             moved = format_bytes(found.history_bytes_read), format_bytes(found.history_bytes_written)
             parts.append(f"{found.kept} {moved[0]} read, {moved[1]} written")
@@ -173,6 +176,7 @@ def plan(profile: RunProfile, budget: MemoryPlan, run: RunFacts) -> Plan:
         stages=stages,
         bottleneck=bottleneck(stages),
         beforehand_seconds=run.upkeep.beforehand * costs.sample_s,
+        packed_bytes_written=round(whole.packed_nbytes),
     )
     advice = advise(stages, whole.seconds, seconds_per_epoch, others, run.changes)
     return Plan(budget, prediction, costs, others, advice, run.steps, profile.steps, profile.seconds)

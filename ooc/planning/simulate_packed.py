@@ -44,7 +44,8 @@ class SimulatedPacked(SimulatedScans):
             costs, together_s=max(costs.together_s, served_s), pace=replace(pace, batch_s=max(pace.batch_s, served_s))
         )
         share = super().epoch(own, steps)
-        return replace(share, nbytes=share.nbytes + steps * self.packed, read_s=share.read_s + steps * back_s)
+        moved = steps * self.packed
+        return replace(share, nbytes=share.nbytes + moved, read_s=share.read_s + steps * back_s, packed_nbytes=moved)
 
     def peak_bytes(self, costs: BatchCosts, steps: float, row_bytes: int) -> int:
         return self.peak

@@ -32,7 +32,7 @@ FREE = ReadCost(0.0, 1e-18)
 @dataclass(frozen=True)
 class Share:
     """What some batches of a run take. nbytes, edge_nbytes: of the rows of nodes and of edges that are read; read_s: in which
-    something was read; sum_s: spent on aggregates of shared scans."""
+    something was read; sum_s: spent on aggregates of shared scans; packed_nbytes: written to pack batches."""
 
     steps: float = 0
     seconds: float = 0.0
@@ -43,6 +43,7 @@ class Share:
     sum_s: float = 0.0
     model_s: float = 0.0
     edge_nbytes: float = 0.0
+    packed_nbytes: float = 0.0
 
     def __add__(self, other: "Share") -> "Share":
         return Share(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))

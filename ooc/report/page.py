@@ -185,6 +185,7 @@ def _plan_rows(plan: dict[str, Any]) -> list[PlanRow]:
         "value_bytes": ("values and aggregates in memory, peak", format_bytes),
         "bytes_read": ("read from disk", format_bytes),
         "bytes_written": ("written to disk", format_bytes),
+        "packed_bytes_written": ("written to pack batches", format_bytes),
         "history_bytes_read": (f"{kept} read", format_bytes),
         "history_bytes_written": (f"{kept} written", format_bytes),
         "hit_rate": ("rows served from memory", lambda value: f"{100 * value:.1f} %"),
@@ -198,7 +199,7 @@ def _plan_rows(plan: dict[str, Any]) -> list[PlanRow]:
     rows = []
     for name, (label, shown_as) in shown.items():
         both = predicted.get(name), actual.get(name)
-        if any(both) if name.startswith("history") else both != (None, None):
+        if any(both) if name.startswith(("history", "packed")) else both != (None, None):
             before, now = ("-" if value is None else str(shown_as(value)) for value in both)
             rows.append((label, before, now, *_difference(*both)))
     return rows

@@ -84,6 +84,8 @@ def _run(plan: Plan) -> Table:
     scored = f"{prediction.evaluate_seconds:.3g}" if prediction.evaluate_seconds else "not predicted"  # by layer-wise passes
     table.add_row("evaluation, in total", scored)
     table.add_row("read from disk", format_bytes(prediction.bytes_read))
+    if prediction.packed_bytes_written:
+        table.add_row("written to pack batches", format_bytes(prediction.packed_bytes_written))
     if prediction.history_bytes_read or prediction.history_bytes_written:
         table.add_row(f"{prediction.kept} read", format_bytes(prediction.history_bytes_read))
         table.add_row(f"{prediction.kept} written", format_bytes(prediction.history_bytes_written))

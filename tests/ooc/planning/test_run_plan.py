@@ -373,7 +373,7 @@ def test_a_plan_of_packed_batches_writes_nothing(
     config = configure(store, tmp_path / "run", model="sage", max_steps=3, eval_splits=["test"], plan=True, pack="10MB")
     summary = train(config)
     predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]
-    for name in ("rows_read", "rows_asked", "bytes_read", "hit_rate"):
+    for name in ("rows_read", "rows_asked", "bytes_read", "packed_bytes_written", "hit_rate"):
         assert predicted[name] == actual[name]
     assert set(predicted["stages"]) == set(actual["stages"]) == {"sample", "group", "read", "pack", "collate", "consumer"}
     assert predicted["seconds_per_epoch"] > 0
