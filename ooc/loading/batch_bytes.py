@@ -130,7 +130,7 @@ class ScanSize:
     activations: int
     """of the largest batch"""
     besides: int
-    """what is drawn and read meanwhile"""
+    """what is drawn, read and collated meanwhile"""
     copied: int = 0
     """the destinations' own rows of the largest batch, and its aggregates where it shares some"""
     largest: int = 0
@@ -225,13 +225,14 @@ class ScanBytes:
         sums = self_rows = self.self_row_bytes * expanded
         own = 12 * expanded  # where a destination's own row is kept, and how that is found
         rest += own + self.finding_bytes(expanded) + drawn.link_bytes
+        collated = self.batch.aggregated_bytes(subgraph) - sums - self_rows
         return ScanSize(
             sums=sums,
             self_rows=self_rows,
-            rests=self.batch.aggregated_bytes(subgraph) - sums - self_rows + rest,
+            rests=rest,
             entries=entry * (len(subgraph.source) + expanded),
             activations=self.batch.activation_bytes(drawn),
-            besides=drawing + PIECES * self.piece_bytes,
+            besides=drawing + PIECES * self.piece_bytes + COPIES * collated,
             copied=self_rows,
             largest=sums,
         )

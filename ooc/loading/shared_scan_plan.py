@@ -13,7 +13,7 @@ from ooc.graph.relabel import RelabelTable
 from ooc.loading.batch_bytes import FEW, ScanSize
 from ooc.loading.collate import SampledBatch
 from ooc.loading.shared_sums import Digests, SumTable
-from ooc.runtime.buffers import Buffers
+from ooc.runtime.buffers import Buffers, own_pages
 from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.arrays.rows import AnyArray, Rows
 from ooc.stores.arrays.zarr_rows import ShardedRows
@@ -62,6 +62,16 @@ class WaitingBatch:
     @property
     def nbytes(self) -> int:
         return self.row.nbytes + self.target.nbytes + self.edge.nbytes + self.scale.nbytes
+
+    def in_own_pages(self) -> "WaitingBatch":
+        """The same with its entries in pages of their own, as they outlive what is allocated beside them."""
+        block, begin, moved = own_pages(self.nbytes, np.uint8), 0, []
+        for array in (self.row, self.target, self.edge, self.scale):  # those with the longest items first
+            moved.append(block[begin : begin + array.nbytes].view(array.dtype))
+            moved[-1][:] = array
+            begin += array.nbytes
+        row, target, edge, scale = moved
+        return replace(self, row=row, target=target, edge=edge, scale=scale)
 
     @property
     def num_sums(self) -> int:
@@ -185,7 +195,7 @@ class ScanDraft:
         size = batch.size if self._size is None else self._size.joined(batch.size, self_rows)
         if self._batches and size.nbytes > self._pool - (0 if size.batches <= FEW else self._reserved):
             return False
-        self._batches.append(batch)
+        self._batches.append(batch.in_own_pages())
         self._sums.append(sums)
         self._start.append(self._start[-1] + batch.num_sums)
         self._own.append(own)
@@ -266,7 +276,7 @@ Entries = tuple[NDArray[Any], NDArray[np.int32], Floats]
 def _grouped(row: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """The distinct rows of entries by ascending row, and where each one's entries begin, with the end of the last."""
     distinct = _distinct(row)
-    rows, first = np.empty(distinct, row.dtype), np.empty(distinct + 1, np.int32 if len(row) < 2**31 else np.int64)
+    rows, first = own_pages(distinct, row.dtype), own_pages(distinct + 1, np.int32 if len(row) < 2**31 else np.int64)
     _group(row, rows, first)
     return rows, first
 
@@ -330,7 +340,7 @@ def _sorted(parts: list[tuple[Entries, int]]) -> Entries:
 
 
 def _room(count: int, dtype: np.dtype[Any], weighed: bool) -> Entries:
-    return np.empty(count, dtype), np.empty(count, np.int32), np.empty(count if weighed else 0, np.float32)
+    return own_pages(count, dtype), own_pages(count, np.int32), own_pages(count if weighed else 0, np.float32)
 
 
 @kernel

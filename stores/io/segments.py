@@ -180,8 +180,9 @@ def check_map(array: NDArray[Any]) -> None:
 def warm(array: NDArray[Any]) -> int:
     """Read a mapped array's files sequentially into the page cache; returns the bytes read, 0 if it is not mapped.
 
-    Random page faults would read the same bytes at a fraction of the sequential speed. Raises StoreError if the array cannot be
-    read or does not match its checksums.
+    Random page faults would read the same bytes at a fraction of the sequential speed. The map is no longer MADV_RANDOM: where
+    memory is short, Linux gives up the pages of such maps first, however often they are used. Raises StoreError if the array
+    cannot be read or does not match its checksums.
 
     >>> warm(graph.indices)
     """
@@ -190,6 +191,7 @@ def warm(array: NDArray[Any]) -> int:
         return 0
     for _ in mapping.segments.blocks():
         pass
+    _LIBC.madvise(mapping.address, mapping.nbytes, mmap.MADV_NORMAL)
     return mapping.segments.total
 
 

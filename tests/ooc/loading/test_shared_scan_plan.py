@@ -74,6 +74,17 @@ def drawn_at_random(rng: Any, size: int, top: int, weighed: bool) -> WaitingBatc
     return WaitingBatch(rest, row, target, edge, np.ones(d, np.float32), node, share)
 
 
+@pytest.mark.parametrize(("top", "weighed"), [(1000, False), (1000, True), (2**40, True)])
+def test_entries_are_the_same_in_pages_of_their_own(top: int, weighed: bool) -> None:
+    batch = drawn_at_random(np.random.default_rng(0), 33, top, weighed)
+    moved = batch.in_own_pages()
+    for name in ("row", "target", "edge", "scale"):
+        was, now = getattr(batch, name), getattr(moved, name)
+        assert now.dtype == was.dtype
+        assert np.array_equal(now, was)
+        assert not np.shares_memory(now, was)
+
+
 def sweep_of(batches: list[WaitingBatch], self_row_bytes: int = 3) -> SharedScan:
     draft = ScanDraft(1 << 60, self_row_bytes)
     assert all(draft.add(batch) for batch in batches)

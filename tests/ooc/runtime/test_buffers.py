@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.runtime.buffers import LEAST_BYTES, PAGE_BYTES, Buffers
+from ooc.runtime.buffers import LEAST_BYTES, PAGE_BYTES, Buffers, own_pages
+from ooc.stores.process import resident_bytes
 from tests.waiting import in_threads
 
 F32 = np.dtype(np.float32)
@@ -182,3 +183,19 @@ def flags_of(memory):
         elif within and name == "VmFlags:":
             return rest.split()
     raise AssertionError("no such mapping")
+
+
+def test_pages_of_an_array_go_back_to_the_system_with_its_last_view():
+    array = own_pages(2**22, np.int32)
+    before = resident_bytes()[0]
+    assert not array.any()
+    array[:] = 3
+    taken = resident_bytes()[0] - before
+    view = array[5:9]
+    del array
+    assert view.tolist() == [3, 3, 3, 3]
+    held = resident_bytes()[0]
+    del view
+    assert taken > 2**23
+    assert held - resident_bytes()[0] > 2**23
+    assert own_pages(0, np.float32).shape == (0,)

@@ -47,6 +47,21 @@ def test_warm_and_forget_keep_the_bytes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(array, wanted)
 
 
+def test_pages_of_a_warm_map_are_not_the_first_to_be_given_up(tmp_path: Path) -> None:
+    array = mapped(tmp_path, np.arange(40000))
+    holder = mapping_of(array)
+    assert holder is not None
+    assert "rr" in flags_at(holder.address)
+    warm(array)
+    assert "rr" not in flags_at(holder.address)
+
+
+def flags_at(address: int) -> list[str]:
+    """VmFlags of the mapping that begins there; rr is MADV_RANDOM."""
+    smaps = Path("/proc/self/smaps").read_text()
+    return smaps[smaps.index(f"{address:x}-") :].split("VmFlags:")[1].splitlines()[0].split()
+
+
 def test_memory_is_left_alone() -> None:
     array = np.arange(100000)
     assert mapping_of(array) is None

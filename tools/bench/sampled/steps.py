@@ -30,7 +30,7 @@ Steps = list[dict[str, float]]
 
 def seeds_of_run(num_nodes: int, batch_size: int, batches: int, seed: int) -> NDArray[np.int64]:
     """int64[batch_size * batches]: the seeds of a run, batch after batch, all distinct (fewer where nodes run out)."""
-    return np.random.default_rng(seed).permutation(num_nodes)[: batch_size * batches]
+    return np.random.default_rng(seed).permutation(num_nodes)[: batch_size * batches].copy()  # not a view of all nodes
 
 
 def warm_up(
