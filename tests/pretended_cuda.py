@@ -305,7 +305,7 @@ class _Operations(TorchDispatchMode):
         device = self._device
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         here = [tensor for tensor in tensors if device.has(tensor)]
-        for tensor in tensors:
+        for tensor in tensors if not func.is_view else ():
             device.touch(tensor, not here)
         if here:
             self._check(name, func, args, [tensor for tensor in tensors if not device.has(tensor)])

@@ -24,6 +24,7 @@ BINS = 2048
 LINEAR, MOST_ODDS = 16.0, 1e5
 """bins are equally wide from -16 to 16 in log-odds, which separates small probabilities of many classes, and grow beyond it in
 proportion, up to 100,000, so that the scores of confident models do not share one bin"""
+_UNKNOWN = -1
 _OUTER = BINS // 8
 """bins beyond 16, and as many below -16"""
 
@@ -69,17 +70,17 @@ class Loss(LabelLoss):
     def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         if self.task != "multiclass":
             return super().__call__(logits, labels, weights)
-        logits, known = logits.float(), known_labels(labels)
-        if not known.any():
-            return logits.sum() * 0.0
-        loss = self._crossed(logits[known], labels[known], "mean" if weights is None else "none")
-        return loss if weights is None else (loss * weights[known]).sum()
+        known = known_labels(labels)
+        if weights is not None:
+            return (self._crossed(logits, labels, known, "none") * weights).sum()
+        some = known.any()
+        # Without a known label the mean is 0 / 0: that of class 0, times 0, is 0 and has gradients. The host does not wait.
+        return self._crossed(logits, torch.where(some, labels, 0), known | ~some, "mean") * some
 
     def part(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.task != "multiclass":
             return super().part(logits, labels)
-        known = known_labels(labels)
-        return self._crossed(logits.float()[known], labels[known], "sum")
+        return self._crossed(logits, labels, known_labels(labels), "sum")
 
     def weight(self, labels: Tensor) -> float:
         """Weight of these labels in a mean: the number of known ones, weighted by class in multi-class tasks."""
@@ -88,9 +89,13 @@ class Loss(LabelLoss):
         known = known_labels(labels)
         return float(self.class_weights.cpu()[labels[known].long()].sum(dtype=torch.float64))
 
-    def _crossed(self, logits: Tensor, labels: Tensor, reduction: str) -> Tensor:
-        smooth = self.label_smoothing
-        return F.cross_entropy(logits, labels.long(), self.class_weights, label_smoothing=smooth, reduction=reduction)
+    def _crossed(self, logits: Tensor, labels: Tensor, known: Tensor, reduction: str) -> Tensor:
+        """Cross entropy of the known labels; 0 for the others, where each row has its own."""
+        labels = torch.where(known, labels.long(), _UNKNOWN)
+        smooth, weights = self.label_smoothing, self.class_weights
+        return F.cross_entropy(
+            logits.float(), labels, weights, label_smoothing=smooth, reduction=reduction, ignore_index=_UNKNOWN
+        )
 
     def known(self, labels: Tensor) -> Tensor:
         return known_labels(labels)

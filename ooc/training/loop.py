@@ -4,7 +4,6 @@ Every step reseeds torch's generators from (seed, epoch, step), so a resumed run
 never interrupted. Checkpoints are taken between optimizer steps only: no gradient has to be saved.
 """
 
-import math
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,12 +13,11 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ooc.config.base import RunConfig
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError, OocError
+from ooc.stores.errors import ConfigError
 from ooc.stores.io.working import scratch_folder
 from ooc.training.callbacks import Callback
 from ooc.training.open_run import open_run
@@ -133,11 +131,12 @@ def train_epoch(run: Run) -> None:
             loss = mode.step(batch, last - first)
             if step + 1 == last:
                 mode.update(run.optimizer)
-            run.end_step(finite(loss, state.epoch, step))
+            run.end_step(loss)
             if step + 1 == last:
                 run.checkpoint_if_due()
             if state.step == stop and run.steps_left <= 0:
                 break
+        run.log_losses()
 
 
 def group_of(step: int, size: int, start: int, stop: int) -> tuple[int, int]:
@@ -148,16 +147,6 @@ def group_of(step: int, size: int, start: int, stop: int) -> tuple[int, int]:
     """
     first = step - step % size
     return max(first, start), min(first + size, stop)
-
-
-def finite(loss: Tensor, epoch: int, step: int) -> float:
-    """The loss as a number. Raises OocError where it is none any more."""
-    value = loss.item()
-    if not math.isfinite(value):
-        raise OocError(
-            f"the loss is {value} at epoch {epoch} step {step}: lower `lr`, set `grad_clip`, or use `precision='fp32'`"
-        )
-    return value
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """A training run, whatever its mode: its cursor, its checkpoints, its account, its results."""
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,8 +15,10 @@ from ooc.metrics.tasks import LOWER_IS_BETTER
 from ooc.models.dropout import STREAM
 from ooc.runtime.memory import MemoryMeter
 from ooc.stores.dataset import Dataset
+from ooc.stores.errors import OocError
 from ooc.training import checkpoint, summary
 from ooc.training.mode import Mode, RunState, Scores
+from ooc.training.step_losses import StepLoss, StepLosses
 from ooc.training.watchers import Watchers
 
 SUMMARY = "summary.json"
@@ -48,6 +51,7 @@ class Run:
         self._clocks: dict[str, float] = {}  # of the blocks under way: up to when their seconds are booked
         self._saved_at, self._save_seconds = time.monotonic(), 0.0
         self._saved_cursor: tuple[Any, ...] = ()
+        self._losses = StepLosses(self.mode.device)
 
     @property
     def model(self) -> nn.Module:
@@ -92,15 +96,29 @@ class Run:
             self._spent[name] += now - since
             self._clocks[name] = now
 
-    def end_step(self, loss: float) -> None:
-        """Log a batch and move the cursor behind it."""
+    def end_step(self, loss: Tensor) -> None:
+        """Log a batch, on a GPU the one before it, and move the cursor behind it."""
         state = self.state
-        self.log.write({"epoch": state.epoch, "step": state.total_steps, "loss": loss})
-        self.watchers.step(state.epoch, state.step, state.total_steps, loss)
+        place = state.epoch, state.step, state.total_steps
+        self._log_losses(self._losses.put(place, loss))
         state.step += 1
         state.total_steps += 1
-        state.loss_sum += loss
         self._spent["steps"] += 1
+
+    def log_losses(self) -> None:
+        """Log the batches that are not logged yet."""
+        self._log_losses(self._losses.rest())
+
+    def _log_losses(self, losses: Iterable[StepLoss]) -> None:
+        """Raises OocError where a loss is no number any more."""
+        for epoch, step, total_steps, value in losses:
+            if not math.isfinite(value):
+                raise OocError(
+                    f"the loss is {value} at epoch {epoch} step {step}: lower `lr`, set `grad_clip`, or use `precision='fp32'`"
+                )
+            self.log.write({"epoch": epoch, "step": total_steps, "loss": value})
+            self.watchers.step(epoch, step, total_steps, value)
+            self.state.loss_sum += value
 
     def evaluate(self) -> dict[str, Any]:
         """Score the model; what the epoch's line says of it."""
@@ -149,6 +167,7 @@ class Run:
         cursor = state.epoch, state.step, mode.progress()
         if cursor == self._saved_cursor or (state.step % mode.accumulate and not self.epoch_is_trained):
             return
+        self.log_losses()
         self._account()
         began = time.perf_counter()
         checkpoint.save(
