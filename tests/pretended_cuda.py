@@ -53,14 +53,10 @@ _WAITS = {
 """operations whose result's size or value the host must have"""
 _INDEXING = {"aten.index", "aten._unsafe_index", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"}
 """operations whose indices may be the host's, copied when they are called"""
-_FACTORIES = {
-    getattr(torch, name)
-    for name in (
-        "empty zeros ones full arange linspace rand randn randint randperm tensor as_tensor eye empty_strided scalar_tensor "
-        "normal full_like zeros_like ones_like empty_like rand_like randn_like randint_like"
-    ).split()
-}
-_NEW = {getattr(Tensor, name) for name in "new_zeros new_ones new_full new_empty new_tensor".split()}
+_MAKERS = "empty zeros ones full arange linspace rand randn randint randperm tensor as_tensor eye empty_strided normal"
+_LIKE = "full_like zeros_like ones_like empty_like rand_like randn_like randint_like"
+_FACTORIES = {getattr(torch, name) for name in f"{_MAKERS} {_LIKE}".split()}
+_NEW = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor}
 
 
 class PretendedError(RuntimeError):
@@ -171,6 +167,7 @@ class PretendedDevice:
         self._copies: dict[int, list[_Copy]] = {}
         self._lock = threading.RLock()
         self._own = threading.local()
+        self._grouped = torch._C._group_tensors_by_device_and_dtype
         self.default_stream = PretendedStream(self)
 
     # Where tensors are.
@@ -202,16 +199,21 @@ class PretendedDevice:
         weakref.finalize(tensor.untyped_storage(), self._locked.pop, address, None)
         return tensor
 
-    def cudaHostRegister(self, address: int, nbytes: int, _flags: int) -> int:  # noqa: N802 - CUDA's name
+    def cudaHostRegister(self, address: int, nbytes: int, _flags: int) -> int:
         self.counts.add(REGISTERED, nbytes)
         self._locked[address] = nbytes
         return 0
 
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - CUDA's name
+    def cudaHostUnregister(self, address: int) -> int:
         self._locked.pop(address, None)
         return 0
 
     # What a thread is in.
+
+    def grouped(self, lists: Any, with_indices: bool = False) -> Any:
+        """As torch groups tensors by device and type, which it asks in C++."""
+        groups = self._grouped(lists, with_indices)
+        return {(CUDA if self.has(group[0][0][0]) else at[0], *at[1:]): group for at, group in groups.items()}
 
     @property
     def stream(self) -> PretendedStream:
@@ -344,7 +346,7 @@ class _Operations(TorchDispatchMode):
             return func(*args, **kwargs)
 
         def run() -> None:
-            with torch.no_grad(), torch._C._DisableTorchDispatch():
+            with torch.inference_mode(target.is_inference()), torch.no_grad(), torch._C._DisableTorchDispatch():
                 func(target, source)
 
         device.later(target, run)
@@ -531,6 +533,7 @@ def pretended_cuda() -> Iterator[PretendedDevice]:
         patch.setattr(torch, "autocast", _of_both(torch.autocast))
         # Tensors are compared where this mode does not answer for their devices.
         patch.setitem(checkpoint._allowed_determinism_checks_to_fns, "default", lambda x: {"shape": x.shape, "dtype": x.dtype})
+        patch.setattr(torch._C, "_group_tensors_by_device_and_dtype", device.grouped)
         patch.setattr(torch.autograd, "_engine_run_backward", backward_in_modes)
         patch.setattr(threading.Thread, "run", in_modes)
         with _modes(device):

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ from ooc.models.user_models import kind_of, refuse_edge_attr
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.pipeline import Pipeline, Stage
+from ooc.runtime.transfer import HostCopy, to_device
 from ooc.stores.errors import ConfigError, StoreError
 
 FOLDER = "history"
@@ -69,7 +71,9 @@ def _fetched(history: History | None, first: int, item: tuple[int, Any]) -> tupl
     done, batch = item
     step = first + done - 1
     batch.step = step
-    batch.halo = None if history is None else history.fetch(step, batch.n_id[batch.batch_size :].numpy())
+    if history is not None:
+        own, outside = np.split(batch.n_id.numpy(), [batch.batch_size])
+        batch.own, batch.halo = own.copy(), history.fetch(step, outside)  # the batch's arrays may be on the device by then
     return item
 
 
@@ -88,21 +92,21 @@ class Halo:
         """The model's rows for the batch's own nodes; their rows between the layers are pushed."""
         if self.history is None:
             outside = len(batch.n_id) - batch.batch_size
-            pulled = [torch.zeros(1, 1).expand(outside, width) for width in self.widths]
+            pulled = [batch.x.new_zeros(1, 1).expand(outside, width) for width in self.widths]
         else:
-            pulled = [torch.from_numpy(rows) for rows in self.history.pull(batch.halo)]
+            pulled = to_device([torch.from_numpy(rows) for rows in self.history.pull(batch.halo)], batch.n_id.device)
         own: list[Tensor] = []
 
         def between(layer: int, out: Tensor) -> Tensor:
             own.append(out.detach())
-            return torch.cat([out, pulled[layer].to(out.device, out.dtype)])
+            return torch.cat([out, pulled[layer].to(out.dtype)])
 
         blocks: list[Block] = batch.blocks
         logits: Tensor = run_model(model, batch.x, blocks, checkpoint, between)
         self.met += len(batch.n_id)
         if self.history is not None:
-            ids = batch.n_id[: batch.batch_size].cpu().numpy()
-            self.history.push(batch.step, ids, [rows.float().cpu().numpy() for rows in own])
+            copy = HostCopy([rows.float() for rows in own])
+            self.history.push(batch.step, batch.own, copy.arrays)
         return logits
 
     def spent(self) -> dict[str, int]:

@@ -8,7 +8,7 @@ pushed between the reading and the step is patched in from memory, where pushes 
 
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.arrays.undo_log import UndoLog
 from ooc.stores.errors import BudgetError, OocError
 from ooc.stores.sizes import format_bytes
+
+LateRows = Callable[[], Sequence[AnyArray]]
+"""() -> the rows of a push"""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class History:
             self._resident = ResidentRows(rows, steps, empty=generation == 0)
         self._chosen: Ids | None = None  # the hot rows' nodes while their rows are not in memory
         self._asked: NDArray[np.uint16] | None = None if self._resident else np.zeros(steps.shape[0], np.uint16)
+        self._late: tuple[int, Ids, LateRows] | None = None  # the last push, whose rows are still on their way
         self._changed = threading.Condition()
         self._closed = False
         self._failure: BaseException | None = None
@@ -152,6 +156,7 @@ class History:
 
     def pull(self, fetched: PrefetchedRows) -> tuple[AnyArray, ...]:
         """[k, width] of every layer: the rows as step `fetched.step` is to see them. Once for each, in the steps' order."""
+        self._push_late()
         with self._changed:
             self._check()
             seen = [push for push in self._pushes if fetched.version < push.step < fetched.step - self.lag]
@@ -196,12 +201,26 @@ class History:
             self.in_place.mark(step, ids)
             self.next_step, self._written = step + 1, step
 
-    def push(self, step: int, ids: Ids, rows: Sequence[AnyArray]) -> None:
+    def push(self, step: int, ids: Ids, rows: Sequence[AnyArray] | LateRows) -> None:
         """Store the rows of step `step`'s own nodes `ids` (int64[n], ascending), [n, width] a layer, in the background.
+
+        rows: a function gives them later, before the next pull or push: those of a GPU are then copied while it goes on.
 
         Waits while more than `max_bytes` wait to be written, except for two, which the batches' memory has room for. Raises
         OocError where a number is too large for float16, BudgetError where the pushes of `lag` steps do not fit `max_bytes`.
         """
+        self._push_late()
+        if callable(rows):
+            self._late = step, ids, rows
+        else:
+            self._push(step, ids, rows)
+
+    def _push_late(self) -> None:
+        if self._late is not None:
+            (step, ids, rows), self._late = self._late, None
+            self._push(step, ids, rows())
+
+    def _push(self, step: int, ids: Ids, rows: Sequence[AnyArray]) -> None:
         push = Push(step, ids, tuple(self._as_stored(own, to) for own, to in zip(rows, self.rows, strict=True)))
         if self.lag * push.nbytes > self._max_bytes:
             raise BudgetError(
@@ -325,6 +344,7 @@ class History:
         return next((push for push in self._pushes if self._written < push.step < self.next_step - self.lag), None)
 
     def _settle(self) -> None:
+        self._push_late()
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None or self._due() is None)
             self._check()

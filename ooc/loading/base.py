@@ -8,6 +8,7 @@ import torch
 
 from ooc.loading.read_strategy import ReadStrategy
 from ooc.loading.stages import Order, ReadCounts
+from ooc.runtime.buffers import Buffers
 from ooc.runtime.clock import Clock, Span
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import Blocks, keep_large_blocks, return_freed
@@ -37,10 +38,19 @@ class Loader:
         self._in_flight, self.prefetch = in_flight, prefetch
         self.device = None if device is None else torch.device(device)
         self._clocks: dict[str, Clock] = {}
+        self._copier: Copier | None = None  # its stream and page-locked memory serve all passes
 
     def _batches(self, source: Iterator[Any], stages: list[Stage]) -> Pipeline | OnDevice:
         batches = Pipeline(source, stages, self._in_flight, self.prefetch, self._clocks)
-        return batches if self.device is None or self.device.type == "cpu" else on_device(batches, self.device)
+        if self.device is None or self.device.type == "cpu":
+            return batches
+        return on_device(batches, self.device, self._copier_of(None, None))
+
+    def _copier_of(self, leases: Buffers | None, max_bytes: int | None) -> Copier | None:
+        """What copies batches to CUDA; leases, max_bytes: see `Copier`."""
+        if self._copier is None and self.device is not None and self.device.type == "cuda":
+            self._copier = Copier(self.device, leases, max_bytes)
+        return self._copier
 
     def times(self) -> dict[str, dict[str, float]]:
         """Seconds of work and waiting, and items, by stage, over all epochs so far; see `Pipeline.times`."""
@@ -162,7 +172,6 @@ class BatchLoader(EpochLoader):
         self.data, self.budget, self.strategy = data, budget, strategy
         self._end = len(self)
         self._seed_drawn = self._order.seed_drawn
-        self._copier: Copier | None = None
         self._stop: int | None = None
         self.then: Stage | None = None
         """a stage behind the loader's own: for each (steps done, batch) in order, shortly before the model has the batch"""
@@ -263,12 +272,11 @@ class BatchLoader(EpochLoader):
             return self._pipeline(cursors, self._clocks)
         if self.device.type != "cuda":
             return on_device(self._pipeline(cursors, self._clocks), self.device)
-        if self._copier is None:
-            self._copier = Copier(self.device, self.strategy.stages.load.buffers, self.budget.max_batch)
+        copier = self._copier_of(self.strategy.stages.load.buffers, self.budget.max_batch)
         clocks = {name: clock for name, clock in self._clocks.items() if name != CONSUMER}  # whose clock is the copies'
         batches = self._pipeline(cursors, clocks)
         self._clocks |= {name: clock for name, clock in clocks.items() if name not in (CONSUMER, *self._clocks)}
-        return on_device(batches, self.device, self._copier, self._clocks)
+        return on_device(batches, self.device, copier, self._clocks)
 
     def _pipeline(self, cursors: Iterator[Cursor], clocks: dict[str, Clock]) -> Pipeline:
         """(steps done, batch) of `cursors`, as the read strategy makes them, and through `then`."""

@@ -211,13 +211,14 @@ def full_blocks(
     edge_index = torch.stack([edge_index[0][order], target])
     source = edge_index[0]
     is_loop = source == target
-    has_loops = bool(is_loop.any())
-    loops = torch.bincount(target[is_loop], minlength=num_nodes) if has_loops else None
+    # On a GPU nobody asks whether there are loops: the host would wait for the answer.
+    has_loops = is_loop.is_cuda or bool(is_loop.any())
+    loops = target.new_zeros(num_nodes).index_add_(0, target, is_loop.long()) if has_loops else None
     weight_sum = loop_weight = None
     if weight is not None:
         weight = weight[order].to(dtype)
         weight_sum = weight.new_zeros(num_nodes).index_add_(0, target, weight.masked_fill(is_loop, 0.0))
-        loop_weight = last_loop_weight(target[is_loop], weight[is_loop], num_nodes) if has_loops else None
+        loop_weight = last_loop_weight(target, weight, is_loop, num_nodes) if has_loops else None
     indptr = index2ptr(target, num_nodes)
     block = Block(edge_index, indptr, num_nodes, num_nodes, indptr.diff(), loops, weight, weight_sum, loop_weight)
     if edge_attr is not None:
@@ -225,13 +226,13 @@ def full_blocks(
     return [block] * num_layers
 
 
-def last_loop_weight(node: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
+def last_loop_weight(target: Tensor, weight: Tensor, is_loop: Tensor, num_nodes: int) -> Tensor:
     """Return the weight of each node's last self-loop, [num_nodes], 1 for nodes without one.
 
-    `node` (int64[k], sorted) is the node of each self-loop and `weight` ([k]) its weight.
+    `target` (int64[e]) are the destinations of edges, `weight` ([e]) their weights, `is_loop` (bool[e]) which are self-loops.
     """
-    last = torch.ones_like(node, dtype=torch.bool)
-    last[:-1] = node[1:] != node[:-1]
-    result = weight.new_ones(num_nodes)
-    result[node[last]] = weight[last]
-    return result
+    position = torch.arange(len(target), device=target.device).masked_fill(~is_loop, -1)
+    last = target.new_full((num_nodes,), -1).scatter_reduce(0, target, position, "amax")
+    if not len(weight):
+        return weight.new_ones(num_nodes)
+    return weight[last.clamp(min=0)].masked_fill(last < 0, 1.0)

@@ -193,7 +193,7 @@ class GraphMixer(EventModel):
         source, target = batch.edge_index
         queries = batch.num_sampled_nodes[0]
         links = self.links(self.event_rows(batch, self.time_enc))
-        count = torch.bincount(target, minlength=queries)
+        count = target.new_zeros(queries).index_add_(0, target, torch.ones_like(target))
         position = self.latest + torch.arange(len(target), device=target.device) - count.cumsum(0)[target]
         tokens = links.new_zeros((queries * self.latest, links.size(1)))
         tokens = tokens.index_copy(0, target * self.latest + position, links)

@@ -165,7 +165,7 @@ class Forecast(NamedTuple):
 
     `x`: float32[n, channels]; `block`: the window's edges among its `present` nodes; `y`: int64[present, ...], float32 in a
     regression, or None; `t`: [k], times of the targets; `fetched`: the nodes' state in ascending order of their ids, and
-    `order`: int64[n], positions in it.
+    `order`: int64[n], positions in it; `own`: int64[present], the ids of the window's nodes, in the host's memory.
     """
 
     step: int
@@ -185,6 +185,7 @@ class Forecast(NamedTuple):
     y: Tensor | None
     fetched: PrefetchedRows | None
     order: Tensor
+    own: Ids
 
 
 @dataclass(frozen=True)
@@ -307,6 +308,7 @@ class ForecastWork:
             y=y,
             fetched=None,
             order=torch.empty(0, dtype=torch.int64),
+            own=read.node[:present],
         )
 
 

@@ -21,6 +21,7 @@ from ooc.loading.collate import Gather
 from ooc.loading.event_loader import EventLoader
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.pipeline import Stage
+from ooc.runtime.transfer import HostCopy, to_device
 from ooc.sampling.temporal_neighbor import TemporalIndex
 from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.dataset import Dataset
@@ -146,15 +147,18 @@ class NodeMemory:
         msg = torch.cat(messages, dim=1) if messages else rows.new_empty((len(own), 0))
         time, known = torch.from_numpy(request.time), torch.from_numpy(request.known)
         memory = BatchMemory(rows[own], at[own] + self.origin, rows[other], time, known, msg)
-        return BatchMemory(*(tensor.to(device) for tensor in memory))
+        return BatchMemory(*to_device(memory, device))
 
     def push(self, batch: Any, memory: Tensor) -> None:
         """Store the new rows [n, d] of those of the batch's nodes that have events in it, and their last events' times."""
         request: MemoryRequest = batch.memory_request
-        rows = memory.detach().cpu().numpy()[request.at]
         at = (request.time[request.at] - self.origin).astype(self._events.dtype)
-        rows = rows.astype(self.history.rows[0].dtype, copy=False)
-        self.history.push(request.fetched.step, request.write, [pack_time(rows, at)])
+        copy, dtype = HostCopy([memory]), self.history.rows[0].dtype
+
+        def rows() -> list[AnyArray]:
+            return [pack_time(copy.arrays()[0][request.at].astype(dtype, copy=False), at)]
+
+        self.history.push(request.fetched.step, request.write, rows)
 
     def end_pass(self) -> None:
         """Discard prefetched batches, after a pass over the events or one that was interrupted."""

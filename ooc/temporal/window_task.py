@@ -13,6 +13,7 @@ from ooc.metrics.links import EdgeBank, LinkScores
 from ooc.metrics.tasks import LabelTask
 from ooc.models.builders import full_blocks
 from ooc.runtime.messages import Pace
+from ooc.runtime.transfer import HostCopy, to_device
 from ooc.sampling.negatives import Negatives
 from ooc.sampling.time_windows import last_labels
 from ooc.stores.dataset import Dataset
@@ -87,16 +88,16 @@ def carried(history: History | None, forecast: Forecast) -> list[Tensor]:
     """Return the state of the forecast's nodes, [n, width] each, on the device of x; call once per step, in order."""
     if history is None or forecast.fetched is None:
         return []
-    rows = history.pull(forecast.fetched)
-    return [torch.from_numpy(each).float().to(forecast.x.device)[forecast.order] for each in rows]
+    rows = [torch.from_numpy(each).float() for each in history.pull(forecast.fetched)]
+    return [each[forecast.order] for each in to_device(rows, forecast.x.device)]
 
 
 def hand_on(history: History | None, base: int, net: WindowNet, forecast: Forecast, outcome: WindowOutput) -> None:
     """Store the new state of the window's nodes and the model's weights, detached; `base` is the history's step of step 0."""
     net.model.keep(outcome.weights)
     if history is not None:
-        rows = [each.detach().float().cpu().numpy() for each in outcome.carried]
-        history.push(base + forecast.step, forecast.node[: forecast.present].cpu().numpy(), rows)
+        copy = HostCopy([each.detach().float() for each in outcome.carried])
+        history.push(base + forecast.step, forecast.own, copy.arrays)
 
 
 def task_of(dataset: Dataset, task: str, labels: str | None) -> LabelTask | None:

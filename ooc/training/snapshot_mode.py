@@ -21,6 +21,7 @@ from ooc.history.history import Growth, open_history
 from ooc.loading.collate import Gather
 from ooc.metrics.links import LinkScores
 from ooc.runtime.keyed_random import Purpose, key
+from ooc.runtime.transfer import to_device
 from ooc.sampling.time_windows import chronological, prefix, windows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
@@ -217,8 +218,7 @@ class SnapshotMode(TimeMode):
         assert self.task is not None
         if self.config.labels is not None or split not in self.dataset.splits:
             return forecast.y
-        inside = self.dataset.members(split).contains(forecast.node[: forecast.present].cpu().numpy())
-        outside = torch.from_numpy(~inside).to(forecast.y.device)
+        (outside,) = to_device([torch.from_numpy(~self.dataset.members(split).contains(forecast.own))], forecast.y.device)
         return forecast.y.masked_fill(outside.view(-1, *[1] * (forecast.y.dim() - 1)), self.task.unknown)
 
     def _hand_on(self, forecast: Forecast, outcome: WindowOutput) -> None:

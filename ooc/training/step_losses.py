@@ -6,8 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_SLOTS = 2
-"""losses on their way at once: that of the step before, and the current one's"""
+from ooc.runtime.transfer import HostCopy
+
+AHEAD = 2
+"""steps that the host may be ahead of a GPU. A mode that takes up rows of its last step waits for these alone; then the loss of
+the step before is there"""
 
 
 class StepLoss(NamedTuple):
@@ -20,36 +23,23 @@ class StepLoss(NamedTuple):
 
 
 class StepLosses:
-    """Reads losses in order: on the CPU at once, on a GPU one step late, so that the host can go on to the next step.
-
-    A loss is copied into page-locked memory behind the kernels of its step. By the next step that copy is done, or nearly.
+    """Reads losses in order: on the CPU at once, on a GPU when they are there, so that the host is up to two steps ahead.
 
     >>> losses = StepLosses(torch.device("cuda"))
-    >>> [each for step in range(3) for each in losses.put((0, step, step), train(step))]
+    >>> [each for step in range(4) for each in losses.put((0, step, step), train(step))]
     [StepLoss(0, 0, 0, 1.09), StepLoss(0, 1, 1, 1.02)]
     >>> [*losses.rest()]
-    [StepLoss(0, 2, 2, 0.97)]
+    [StepLoss(0, 2, 2, 0.97), StepLoss(0, 3, 3, 0.95)]
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._late = device.type == "cuda"
-        slots = _SLOTS if self._late else 0
-        self._slots = [torch.empty((), pin_memory=True) for _ in range(slots)]
-        self._events = [torch.cuda.Event() for _ in range(slots)]  # type: ignore[no-untyped-call]
-        self._waiting: list[tuple[tuple[int, int, int], int]] = []
-        self._next = 0
+        self._ahead = AHEAD if device.type == "cuda" else 0
+        self._waiting: list[tuple[tuple[int, int, int], HostCopy]] = []
 
     def put(self, place: tuple[int, int, int], loss: Tensor) -> Iterator[StepLoss]:
         """Take a step's loss, a scalar; place: (epoch, step, total_steps). Yields what is to be read now."""
-        if not self._late:
-            yield StepLoss(*place, loss.item())
-            return
-        slot = self._next % _SLOTS
-        self._slots[slot].copy_(loss.detach(), non_blocking=True)
-        self._events[slot].record()
-        self._waiting.append((place, slot))
-        self._next += 1
-        if len(self._waiting) == _SLOTS:
+        self._waiting.append((place, HostCopy([loss])))
+        while self._waiting and (len(self._waiting) > self._ahead or self._waiting[0][1].done):
             yield self._read()
 
     def rest(self) -> Iterator[StepLoss]:
@@ -58,6 +48,5 @@ class StepLosses:
             yield self._read()
 
     def _read(self) -> StepLoss:
-        place, slot = self._waiting.pop(0)
-        self._events[slot].synchronize()
-        return StepLoss(*place, self._slots[slot].item())
+        place, copy = self._waiting.pop(0)
+        return StepLoss(*place, float(copy.arrays()[0]))

@@ -270,7 +270,9 @@ def test_a_setting_that_does_not_fit_is_named(settings: dict[str, object], word:
 
 
 def test_last_loop_weight_follows_pyg() -> None:
-    found = last_loop_weight(torch.tensor([1, 1, 3]), torch.tensor([2.0, 5.0, 7.0]), 5)
+    found = last_loop_weight(
+        torch.tensor([1, 1, 1, 3]), torch.tensor([2.0, 5.0, 9.0, 7.0]), torch.tensor([True, True, False, True]), 5
+    )
     assert found.tolist() == [1, 5, 1, 7, 1]
 
 

@@ -1,0 +1,132 @@
+"""On a pretended CUDA device (`tests.pretended_cuda`): every kind of run has the CPU's losses, and its steps do not wait."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import ooc
+from ooc.config.modes import class_of
+from ooc.stores.build import write_store
+from ooc.stores.graph import Graph
+from ooc.training.checkpoint import read_metrics
+from ooc.training.loop import train
+from ooc.training.watchers import LineWatcher
+from tests.conftest import random_edges
+from tests.ooc.hetero_batches import hetero_data
+from tests.ooc.temporal_stores import Edges
+from tests.ooc.training.test_graph_runs import labelled
+from tests.ooc.training.test_hetero_runs import graph_of, write
+from tests.pretended_cuda import OPERATION, PAGEABLE, REGISTERED, SYNC, PretendedDevice, pretended_cuda
+
+NODES = 600
+OFF: dict[str, Any] = {"dropout": 0.0, "plan": False}
+HOPS: dict[str, Any] = {"fanout": [3, 3], "batch_size": 64}
+PARTS: dict[str, Any] = {"parts": 6, "parts_per_batch": 2}
+KINDS: dict[str, dict[str, Any]] = {
+    "sage": HOPS,
+    "sage, rows in RAM": {**HOPS, "in_memory": True},
+    "sage, planned": {**HOPS, "plan": True},
+    "sage, labor": {**HOPS, "sampler": "labor"},
+    "sage, bf16": {**HOPS, "precision": "bf16"},
+    "sage, checkpoints": {
+        "batch_size": 64,
+        "fanout": [3, 3, 3],
+        "norm": "batch",
+        "residual": True,
+        "activation_checkpointing": True,
+    },
+    "gcn, weights": {**HOPS, "model": "gcn", "weight_attr": "weight"},
+    "gat": {**HOPS, "model": "gat", "heads": 2},
+    "gin": {**HOPS, "model": "gin"},
+    "gcnii": {"model": "gcnii", "layers": 4, "batch_size": 64, "fanout": [3] * 4},
+    "appnp": {"model": "appnp", "layers": 3, "batch_size": 64, "fanout": [3] * 3},
+    "sgc": {**HOPS, "model": "sgc"},
+    "balanced": {**HOPS, "class_weights": "balanced", "label_smoothing": 0.1},
+    "multilabel": {**HOPS, "store": "multilabel"},
+    "binary": {**HOPS, "store": "binary", "class_weights": "balanced"},
+    "layer by layer": {**HOPS, "evaluate": "layerwise"},
+    "sgd, clipped": {**HOPS, "optimizer": "sgd", "grad_clip": 1.0, "accumulate": 2},
+    "cluster": {"mode": "cluster", "layers": 2, **PARTS},
+    "saint": {"mode": "saint", "layers": 2, "roots": 60, "saint_coverage": 5.0},
+    "history": {"mode": "history", "layers": 3, **PARTS},
+    "history, refreshed": {"mode": "history", "layers": 3, "refresh": 1, **PARTS},
+    "full": {"mode": "full", "layers": 2, "epochs": 4},
+    "types": {**HOPS, "store": "types", "model": "rsage", "batch_size": 8},
+    "links": {**HOPS, "task": "link", "batch_size": 256},
+    "edges": {**HOPS, "task": "edge", "store": "edges", "batch_size": 256},
+    "graphs": {"task": "graph", "store": "graphs", "model": "gin", "pooling": "sum", "batch_size": 16},
+    "events": {"mode": "events", "store": "events", "num_neighbors": [3], "memory_dim": 6, "time_dim": 4, "batch_size": 20},
+    "graphmixer": {"mode": "events", "store": "events", "model": "graphmixer", "time_dim": 4, "batch_size": 20},
+    "windows": {"mode": "snapshots", "store": "events", "window": "40", "by": "count", "identity": 4},
+}
+
+
+def node_store(path: Path, task: str = "multiclass") -> Path:
+    rng, classes = np.random.default_rng(0), 2 if task == "binary" else 3
+    src, dst = random_edges(NODES, 5000)
+    y = rng.integers(0, classes, NODES) if task != "multilabel" else (rng.random((NODES, classes)) < 0.3).astype(np.float32)
+    order = rng.permutation(NODES)
+    splits = {"train": order[:360], "val": order[360:480], "test": order[480:]}
+    x, weight = rng.standard_normal((NODES, 24), dtype=np.float32), rng.random(5000, np.float32) + 0.1
+    graph = Graph.from_edges(src, dst, NODES, weight=weight)
+    return write_store(path, graph, x=x, y=y, task=task, num_classes=classes, splits=splits)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("stores")
+    made = {task: node_store(folder / f"{task}.ooc", task) for task in ("multiclass", "multilabel", "binary")}
+    made["types"] = write(folder / "types.ooc", graph_of(hetero_data()))
+    made["edges"] = folder / "edges.ooc"
+    src, dst = random_edges(200, 3000)
+    x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
+    part = torch.arange(3000) % 5
+    data = Data(x=x, edge_index=torch.from_numpy(np.stack([src, dst])), edge_y=(x[src, 0] > x[dst, 1]).long())
+    data.edge_train_mask, data.edge_val_mask, data.edge_test_mask = part < 3, part == 3, part == 4
+    ooc.from_data(data, made["edges"]).close()
+    made["graphs"] = folder / "graphs.ooc"
+    ooc.from_data(labelled(80), made["graphs"], random_split=(0.6, 0.2, 0.2)).close()
+    made["events"] = Edges(span=3000).store(folder, undirected=True)
+    return made
+
+
+class Counted(LineWatcher):
+    """What was counted up to each step that was logged."""
+
+    def __init__(self, device: PretendedDevice) -> None:
+        super().__init__()
+        self._counts, self.steps = device.counts, []  # type: list[tuple[int, Counter[str]]]
+
+    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
+        self.steps.append((epoch, self._counts.number.copy()))
+
+    def most(self, kind: str) -> int:
+        """Of one step."""
+        inside = [pair for pair in pairwise(self.steps) if pair[0][0] == pair[1][0]]
+        return max(after[kind] - before[kind] for (_, before), (_, after) in inside)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_are_the_cpu_s_and_steps_do_not_wait(stores: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    given = {"store": "multiclass", "hidden": 8, "epochs": 2, "seed": 5, "threads": 1, **KINDS[kind]}
+    fields = class_of(given).model_fields
+    given = {name: value for name, value in OFF.items() if name in fields} | given
+    given["store"] = stores[given["store"]]
+    losses = {}
+    with pretended_cuda() as device:
+        for name in ("cpu", "cuda"):
+            watcher, out = Counted(device), tmp_path / name
+            train(class_of(given)(**given, out=out, device=name), watcher=watcher)
+            losses[name] = [line["loss"] for line in read_metrics(out)[0]]
+    np.testing.assert_allclose(losses["cuda"], losses["cpu"], rtol=1e-5, atol=1e-5)
+    counts = device.counts
+    assert counts[OPERATION] > len(losses["cuda"])
+    assert watcher.most(SYNC) <= 1, counts.told(SYNC)
+    assert watcher.most(PAGEABLE) == 0, counts.told(PAGEABLE)
+    second = [each for epoch, each in watcher.steps if epoch == 1]
+    assert second[0][REGISTERED] == second[-1][REGISTERED], counts.told(REGISTERED)
