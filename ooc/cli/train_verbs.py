@@ -177,6 +177,7 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of
 CheckpointOption = Annotated[Path, typer.Option("--checkpoint", metavar="RUN", help="Directory of a run of `ooc train`.")]
 MemoryOption = Annotated[str | None, typer.Option("--memory", help="Memory for the process, such as 2GB.")]
 EngineOption = Annotated[str, typer.Option("--engine", help="How rows are read: auto, uring, pread or mmap.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="Where the model computes: auto, cpu or cuda.")]
 NodeTypeOption = Annotated[
     str | None,
     typer.Option("--node-type", metavar="TYPE", help="Node type of a heterogeneous store; by default the one learned."),
@@ -206,6 +207,7 @@ def infer(
     node_type: NodeTypeOption = None,
     memory: MemoryOption = None,
     engine: EngineOption = "auto",
+    device: DeviceOption = "auto",
     model: ModelOption = None,
     allow_code: AllowCode = False,
     verify_reads: VerifyReadsOption = False,
@@ -216,7 +218,7 @@ def infer(
     graph), of every graph, and of labels of edges (--task edge), of every edge, by neighborhoods sampled as for its scores;
     these begin again after a crash.
     """
-    options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads}
+    options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads, "device": device}
     options["node_type"] = node_type
     result = _layer_by_layer("infer", checkpoint, store, out, memory=memory, engine=engine, **options)
     outputs = f"{result.columns} model output{'s' * (result.columns != 1)}"
@@ -236,6 +238,7 @@ def embed(
     node_type: NodeTypeOption = None,
     memory: MemoryOption = None,
     engine: EngineOption = "auto",
+    device: DeviceOption = "auto",
     model: ModelOption = None,
     allow_code: AllowCode = False,
     verify_reads: VerifyReadsOption = False,
@@ -244,7 +247,7 @@ def embed(
 
     The model is computed layer by layer, in bounded memory. After a crash, run the command again to continue.
     """
-    options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads}
+    options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads, "device": device}
     options |= {"layer": layer, "node_type": node_type}
     result = _layer_by_layer("embed", checkpoint, store, out, memory=memory, engine=engine, **options)
     print(f"{result.path}/x: {result.rows:,} nodes x {result.columns}; {result.moved}")
@@ -266,6 +269,7 @@ def rank(
     ] = None,
     memory: MemoryOption = None,
     engine: EngineOption = "auto",
+    device: DeviceOption = "auto",
     model: ModelOption = None,
     allow_code: AllowCode = False,
     verify_reads: VerifyReadsOption = False,
@@ -275,7 +279,8 @@ def rank(
     The best of each source are written, without the links that the store has. Scores are computed in blocks that fit the
     memory. After a crash, run the command again to continue.
     """
-    options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads, "k": k}
+    options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads}
+    options |= {"device": device, "k": k}
     options["sources"] = sources
     result = _layer_by_layer("rank", checkpoint, store, out, memory=memory, engine=engine, **options)
     print(f"{result.path}: the best {result.columns} of {result.rows:,} sources; {result.moved}")

@@ -124,6 +124,9 @@ def differing(model: "type[RunConfig]", values: Mapping[str, Any]) -> set[str]:
     return found
 
 
+DeviceName = Literal["auto", "cpu", "cuda"]
+
+
 class RunConfig(BaseModel):
     """Settings of every run; frozen, and saved with resolved values as RUN/config.json."""
 
@@ -155,7 +158,7 @@ class RunConfig(BaseModel):
     )
     patience: Positive | None = Field(default=None, description="Stop after this many evaluations without improvement.")
     # machine
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto, cpu or cuda.")
+    device: DeviceName = Field(default="auto", description="auto, cpu or cuda.")
     memory: Size | None = Field(default=None, description="Memory limit of the process, such as 2GB.")
     engine: Literal["auto", "uring", "pread", "mmap", "gds"] = Field(
         default="auto", description="How rows are read: auto, uring, pread, mmap, or gds (needs CUDA and the extra ooc[gds])."

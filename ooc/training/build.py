@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import to_hetero
 
-from ooc.config.base import RunConfig, changed
+from ooc.config.base import DeviceName, RunConfig, changed
 from ooc.config.nodes import ModelConfig, NodeConfig
 from ooc.models.builders import build_model
 from ooc.models.edge_decoders import make_decoder
@@ -28,20 +28,40 @@ _BUILT_IN = ("output_heads", "input_dropout", "alpha", "theta", "rescale")
 """settings of built-in models; exact training has no sums over sampled edges to rescale"""
 
 
+def check_device(name: str) -> None:
+    """Raise ConfigError for a device that is none, or is not here."""
+    if name not in get_args(DeviceName):
+        raise ConfigError(f"device = {name!r} is invalid: expected {', '.join(map(repr, get_args(DeviceName)))}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("`device='cuda'`: torch sees no CUDA device here; use auto or cpu")
+
+
 def pick_device(name: str) -> torch.device:
     """ "auto" is CUDA where there is one. Deterministic kernels are switched on.
 
     On the CPU too, where several threads otherwise sum the gradient of `rows[index]`, which a user's model may have, in any
     order; that of `rows.index_select(0, index)` needs no such care.
     """
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("`device='cuda'`: torch sees no CUDA device here; use auto or cpu")
+    check_device(name)
     device = torch.device("cpu" if name == "cpu" or not torch.cuda.is_available() else "cuda")
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     # nothing reads memory that was not written
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    return device
+
+
+def placed(model: nn.Module, name: str) -> torch.device:
+    """Put a model that is not trained on the device of that name, see `pick_device`, and return it.
+
+    On the CPU its kernels are deterministic as they are: what only training needs is left as it was.
+    """
+    if name == "cpu" or not torch.cuda.is_available():
+        check_device(name)
+        return torch.device("cpu")
+    device = pick_device(name)
+    model.to(device)
     return device
 
 

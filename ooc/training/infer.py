@@ -43,7 +43,15 @@ from ooc.stores.manifest import read_manifest
 from ooc.stores.node_set import NodeSet
 from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import checkpoint, infer_edges, infer_graphs
-from ooc.training.build import check_homogeneous, make_hetero_model, make_model, table_shapes, takes_floats
+from ooc.training.build import (
+    check_device,
+    check_homogeneous,
+    make_hetero_model,
+    make_model,
+    placed,
+    table_shapes,
+    takes_floats,
+)
 from ooc.training.edge_mode import edge_model, labelled_edges
 from ooc.training.graph_mode import graph_model
 from ooc.training.link_mode import ends_of, link_type
@@ -143,6 +151,7 @@ class PassOptions(TypedDict, total=False):
     progress: Progress | None
     verify_reads: bool
     node_type: str | None
+    device: str
 
 
 @overload
@@ -163,6 +172,7 @@ def infer(
     progress: Progress | None = None,
     verify_reads: bool = False,
     node_type: str | None = None,
+    device: str = "auto",
 ) -> NodeRows | WrittenRows:
     """Compute a model's outputs for every node, exactly and in bounded memory; of a run of whole graphs, for every graph,
     and of labels of edges (`task="edge"`), for every edge of their type, by sampled neighborhoods.
@@ -198,6 +208,8 @@ def infer(
         verify_reads: Compare every chunk with its checksum before rows are read from it, as `ooc.open(..., verify_reads=True)`.
         node_type: Of a module on a heterogeneous store, the type whose outputs are computed. Of types without features the
             module gets the nodes' numbers, int64[n]. Of a run of links between nodes of two types, those to embed.
+        device: Where the model of a run computes: "cpu", "cuda", or "auto" for CUDA where there is one. A module computes
+            where its parameters are.
 
     Returns:
         `NodeRows` float32 [N, C] (of graphs [G, C]) if `out` is None, else `WrittenRows` about the file.
@@ -213,7 +225,7 @@ def infer(
     >>> accuracy = (logits[ds.test_mask].argmax(1) == ds.y[ds.test_mask]).mean()
     """
     consent = partial(agreed, model_class=model_class, allow_code=allow_code)
-    work = ModelOutputs(model, store, None, num_layers, engine, memory, consent, progress, verify_reads, node_type)
+    work = ModelOutputs(model, store, None, num_layers, engine, memory, consent, progress, verify_reads, node_type, device)
     if out is not None:
         check_table(Path(out))
     if (task := _task_of(model)) in ("graph", "edge"):
@@ -246,6 +258,7 @@ def embed(
     progress: Progress | None = None,
     verify_reads: bool = False,
     node_type: str | None = None,
+    device: str = "auto",
 ) -> NodeRows | WrittenRows:
     """Compute a layer's output for every node, exactly and in bounded memory.
 
@@ -254,7 +267,8 @@ def embed(
             one. A model with its own forward has only the forward's result, so `layer` must be None.
         node_type: Of a heterogeneous store, the type whose rows are computed; of a run by default the one that it learned.
         out: A Zarr group to write: array `x` float32 [N, columns], which `ooc.open(features={"x": "embeddings.zarr/x"})` takes.
-        model, store, memory, engine, num_layers, model_class, allow_code, folder, progress, verify_reads: As of `infer`.
+        model, store, memory, engine, num_layers, model_class, allow_code, folder, progress, verify_reads, device: As of
+            `infer`.
 
     Returns:
         `NodeRows` float32 [N, columns] if `out` is None, else `WrittenRows` about the group.
@@ -268,7 +282,7 @@ def embed(
     """
     consent = partial(agreed, model_class=model_class, allow_code=allow_code)
     which: Any = "hidden" if layer is None else layer
-    work = ModelOutputs(model, store, which, num_layers, engine, memory, consent, progress, verify_reads, node_type)
+    work = ModelOutputs(model, store, which, num_layers, engine, memory, consent, progress, verify_reads, node_type, device)
     if out is not None:
         check_group(Path(out))
     return _kept(work, folder) if out is None else _written(work, Path(out), embeds=True)
@@ -307,11 +321,14 @@ class ModelOutputs:
     progress: Progress | None = None
     verify_reads: bool = False
     node_type: str | None = None
+    device: str = "auto"
 
     @contextmanager
     def opened(self) -> Iterator[_Subject]:
-        """The open data set, and the model in memory."""
+        """The open data set, and the model in memory, that of a run on its device."""
         with settings_restored(), self._opened() as found:
+            if not isinstance(self.model, nn.Module):
+                placed(found.model, self.device)
             yield found
 
     @contextmanager
@@ -371,6 +388,9 @@ class ModelOutputs:
 
     def __post_init__(self) -> None:
         check_store(self.store, "store")
+        check_device(self.device)
+        if isinstance(self.model, nn.Module) and self.device != "auto":
+            raise ConfigError("device is for the model of a run; a module computes where its parameters are: move it there")
 
     def _dataset(self, float_features: bool) -> Any:
         if not isinstance(self.store, Dataset):
@@ -494,10 +514,11 @@ def _edges(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | Wri
         task, shapes = LabelTask.of(edges, config), table_shapes(config, dataset)
         model = edge_model(config, dataset, task, edges)
         _load(model, run)
+        device = placed(model, work.device)
         tables = _tables_of(run, dataset, shapes) if shapes else {}
         for rows in tables.values():
             opened.enter_context(closing(rows))
-        loader = infer_edges.all_edges(config, model, edges, dataset, tables)
+        loader = infer_edges.all_edges(config, model, edges, dataset, tables, device)
         outputs = infer_edges.outputs_of(model, loader, edges, work.progress)
         if out is None:
             found = np.full((len(edges.labels if edges.labels is not None else ()), task.channels), np.nan, np.float32)
@@ -518,7 +539,8 @@ def _graphs(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | Wr
         task = LabelTask.of(infer_graphs.labelled_graphs(dataset, config))
         model = graph_model(config, dataset, task)
         _load(model, run)
-        loader = infer_graphs.all_graphs(model, dataset, config.eval_batch_size or config.batch_size)
+        device = placed(model, work.device)
+        loader = infer_graphs.all_graphs(model, dataset, config.eval_batch_size or config.batch_size, device)
         outputs = infer_graphs.outputs_of(model, loader, work.progress)
         if out is None:
             return NodeRows(ArrayRows(np.concatenate([found for _, found in outputs])), lambda: None)

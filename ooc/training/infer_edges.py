@@ -20,6 +20,7 @@ from ooc.models.layers import evaluating
 from ooc.models.user_models import edge_features_for
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.pipeline import Stage
+from ooc.runtime.transfer import HostCopy
 from ooc.stores.arrays.rows import AnyArray, Ids, Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.edge_set import EdgeSet
@@ -45,7 +46,7 @@ class EdgeOutputs(NamedTuple):
 
 
 def all_edges(
-    config: EdgeConfig, model: EdgeModel, edges: EdgeSet, ds: Dataset, tables: Mapping[str, Rows]
+    config: EdgeConfig, model: EdgeModel, edges: EdgeSet, ds: Dataset, tables: Mapping[str, Rows], device: torch.device
 ) -> LinkNeighborLoader:
     """A loader of all edges of a type in the order of slots, each with a tree of its own, which that edge alone is left out of.
 
@@ -65,6 +66,7 @@ def all_edges(
         edge_label_attr=model.decoder.edge is not None,
         batch_size=EDGES,
         seed=key(config.seed, Purpose.EVALUATE) >> 1,
+        device=device,
         **given,
     )
     if tables:
@@ -81,11 +83,12 @@ def outputs_of(
     first, _, last = edges.key
     with closing(iter(loader)) as batches, evaluating(model):
         for batch in batches:
-            found, own = model(batch).float().numpy(), model.edges_of(batch)
+            own = model.edges_of(batch)
             nodes = (batch, batch) if model.edge_type is None else (batch[first], batch[last])
-            ends = [part.n_id[end].numpy() for part, end in zip(nodes, own.edge_label_index, strict=True)]
+            parts = [part.n_id[end] for part, end in zip(nodes, own.edge_label_index, strict=True)]
+            found, e_id, *ends = HostCopy([model(batch).float(), own.input_id, *parts]).arrays()
             kept = ends[0] <= ends[1] if edges.undirected else np.ones(len(found), bool)
-            yield EdgeOutputs(own.input_id.numpy()[kept], ends[0][kept], ends[1][kept], found[kept])
+            yield EdgeOutputs(e_id[kept], ends[0][kept], ends[1][kept], found[kept])
             done += len(found)
             if progress is not None:
                 progress("edges", done, count)

@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from ooc.config.graphs import GraphConfig
@@ -13,6 +14,7 @@ from ooc.loading.graph_loader import GraphLoader
 from ooc.metrics.tasks import LabelTask
 from ooc.models.graph_models import forward_graphs
 from ooc.models.layers import evaluating
+from ooc.runtime.transfer import HostCopy
 from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, OocError
@@ -48,10 +50,10 @@ def class_names(dataset: Dataset, config: GraphConfig) -> list[str] | None:
     return dataset.graphs.class_names if trained_on is None else trained_on.class_names
 
 
-def all_graphs(model: nn.Module, dataset: Dataset, batch_size: int) -> GraphLoader:
+def all_graphs(model: nn.Module, dataset: Dataset, batch_size: int, device: torch.device) -> GraphLoader:
     """A loader of all graphs in order, with what the model takes of them."""
     left_out = unread(model, dataset, labels=False)
-    return GraphLoader(dataset, batch_size, exclude_keys=left_out, seed=0, rank=0, world_size=1)
+    return GraphLoader(dataset, batch_size, exclude_keys=left_out, seed=0, rank=0, world_size=1, device=device)
 
 
 def outputs_of(model: nn.Module, loader: GraphLoader, progress: Progress | None) -> Outputs:
@@ -60,7 +62,8 @@ def outputs_of(model: nn.Module, loader: GraphLoader, progress: Progress | None)
     with closing(iter(loader)) as batches, evaluating(model):
         for batch in batches:
             found = forward_graphs(model, batch)
-            yield batch.graph_id.numpy(), found.float().numpy()
+            graph, outputs = HostCopy([batch.graph_id, found.float()]).arrays()
+            yield graph, outputs
             done += batch.num_graphs
             if progress is not None:
                 progress("graphs", done, count)

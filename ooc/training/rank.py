@@ -44,6 +44,7 @@ def rank(
     allow_code: bool = False,
     progress: Progress | None = None,
     verify_reads: bool = False,
+    device: str = "auto",
 ) -> WrittenRows:
     """Rank all possible destinations for every source of a run of links, and write the best of each to a table.
 
@@ -60,7 +61,7 @@ def rank(
         k: Destinations to keep for each source, 1 or more.
         sources: Which to rank for, as `input_nodes` of `NeighborLoader`: a split's name, a mask, rows, or ids that are words;
             None: all.
-        memory, engine, model_class, allow_code, progress, verify_reads: As of `infer`.
+        memory, engine, model_class, allow_code, progress, verify_reads, device: As of `infer`; lists are made on the CPU.
 
     Returns:
         About the file; `rows` are sources, and `columns` is k.
@@ -89,7 +90,7 @@ def rank(
         key = link_type(config.edge_type, ds)
         chosen = input_nodes_of(ds, (key[0], sources))
         source = chosen.ids(np.arange(len(chosen)))
-        more: dict[str, Any] = {"consent": consent, "node_type": key[0] if ds.is_hetero else None}
+        more: dict[str, Any] = {"consent": consent, "node_type": key[0] if ds.is_hetero else None, "device": device}
         work = ModelOutputs(run, ds, engine=engine, progress=progress, **more, **given)
         subject = opened.enter_context(work.opened())
         passes: dict[str, ExactPass] = {}
@@ -99,7 +100,7 @@ def rank(
             passes[name].lock()  # so that nobody else computes there
         rows = {name: each.run(*work.watched) for name, each in passes.items()}
         items, known = np.arange(ds.nodes(key[2]).num_nodes), KnownLinks(None, ds.edges(key))
-        decoder: Any = subject.model.link_decoder
+        decoder: Any = subject.model.link_decoder.cpu()
         ranking = Ranking(rows[key[0]], rows[key[2]], decoder, items, known, same=key[0] == key[2])
         lists = _tables(ranking, ds, key, source, min(int(k), max(1, len(items))), progress)
         write_tables(out, chain(lists, _removed(out, passes)))

@@ -1,5 +1,6 @@
 """On a pretended CUDA device (`tests.pretended_cuda`): every kind of run has the CPU's losses, and its steps do not wait."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,34 @@ class Counted(LineWatcher):
         """Of one step."""
         inside = [pair for pair in pairwise(self.steps) if pair[0][0] == pair[1][0]]
         return max(after[kind] - before[kind] for (_, before), (_, after) in inside)
+
+
+@pytest.fixture
+def trained(stores: dict[str, Path], tmp_path: Path) -> Callable[[str], tuple[Path, Path]]:
+    """(kind) -> (run, store): a run of one epoch on the CPU."""
+
+    def make(kind: str) -> tuple[Path, Path]:
+        given = {"store": "multiclass", "hidden": 8, "threads": 1, **KINDS[kind], "epochs": 1}
+        given["store"] = stores[given["store"]]
+        train(class_of(given)(**given, out=tmp_path / "run", device="cpu"))
+        return tmp_path / "run", given["store"]
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["sage", "gcn, weights", "gat", "types", "links", "edges", "graphs"])
+@pytest.mark.parametrize("verb", ["infer", "embed"])
+def test_outputs_of_all_nodes_are_computed_on_the_device(trained: Any, kind: str, verb: str) -> None:
+    run, store = trained(kind)
+    if verb == "embed" and kind in ("edges", "graphs"):
+        pytest.skip("there are no embeddings of these")
+    compute = getattr(ooc, verb)
+    wanted = np.asarray(compute(run, store, device="cpu"))
+    with pretended_cuda() as device:
+        found = np.asarray(compute(run, store, device="cuda"))
+        operations = device.counts[OPERATION]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert operations > 4
 
 
 @pytest.mark.parametrize("kind", KINDS)
