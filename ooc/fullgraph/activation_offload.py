@@ -23,6 +23,7 @@ from ooc.layerwise.ops import Tensors
 from ooc.layerwise.row_files import MOST_KEPT, copy
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
 from ooc.runtime.range_io import WriteBehind
+from ooc.runtime.transfer import HostCopy, to_device
 from ooc.stores.io.pages import PageFile
 
 SEGMENT_BYTES = 64 * 2**20
@@ -62,7 +63,7 @@ class OffloadFile:
 
     def put(self, tensor: Tensor) -> OffloadedTensor:
         """Write a copy of it in the background. Raises StoreError where the disk is full or an earlier write failed."""
-        values = tensor.detach().contiguous().cpu()
+        values = torch.from_numpy(HostCopy([tensor.detach().contiguous()]).arrays()[0])
         size = values.numel() * values.element_size()
         padded = -(-size // PAGE_BYTES) * PAGE_BYTES
         whole, pieces, done = values.reshape(-1).view(torch.uint8).numpy(), [], 0
@@ -139,7 +140,7 @@ class _Exit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, handed: Tensors, names: list[str], *rows: Tensor) -> Tensor:
         ctx.handed, ctx.names = handed, names
-        return torch.zeros(())
+        return rows[0].new_zeros(()) if rows else torch.zeros(())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -163,12 +164,13 @@ class PendingChunk:
         offload: OffloadFile | None,
     ) -> None:
         self._given, self._own, self._offload = dict(given), own, offload
+        self._device = next(iter(given.values())).device
         self._kept: list[Tensor | OffloadedTensor] = []
         self._caught: Tensors = {}
         self._handed: Tensors = {}
         self.needed_inputs: set[str] = set()
         self.nbytes = 0
-        anchor = torch.zeros((), requires_grad=True)
+        anchor = torch.zeros((), requires_grad=True, device=self._device)
         entered = dict(given)
         for name in wanted:
             entered[name] = _Entry.apply(anchor, given[name], name, self._caught)  # type: ignore[no-untyped-call]
@@ -206,7 +208,7 @@ class PendingChunk:
         if isinstance(packed, int):
             kept = self._kept[packed]
             assert isinstance(kept, Tensor), "what is on disk is fetched first"
-            return kept
+            return kept if kept.device == self._device else to_device([kept], self._device)[0]
         name, offset, size, stride = packed
         rows = self._given[name]
         return rows.as_strided(size, stride, rows.storage_offset() + offset)

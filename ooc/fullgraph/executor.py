@@ -21,6 +21,7 @@ from ooc.layerwise.pass_plan import Op, ValueRef
 from ooc.layerwise.shape import gather_ranges, hidden_norms, norm_of
 from ooc.models.layers import recording_nothing
 from ooc.runtime.memory_plan import gathered_share
+from ooc.runtime.transfer import HostCopy
 from ooc.stores.errors import BudgetError, StoreError
 
 LossOf = Callable[[int, Tensor], Tensor | None]
@@ -268,6 +269,8 @@ class Executor(ForwardExecutor):
     def _put_gradients(self, op: Op, chunk: NodeChunk, caught: Tensors) -> None:
         """Put the gradients of a chunk's inputs where later ops read them."""
         index, place, store = op.layer, chunk.place, self.store
+        copies = HostCopy([*caught.values()]).arrays()
+        caught = {name: torch.from_numpy(rows) for name, rows in zip(caught, copies, strict=True)}
         if op.scatters and "rows" in caught:
             store.add(op.scatters, place.at["sources"], caught["rows"].numpy())
         refs = {

@@ -13,6 +13,7 @@ from ooc.layerwise.ops import LayerModules, RangeOfNodes, Tensors
 from ooc.layerwise.pass_plan import ModelShape, Op, ValueRef
 from ooc.layerwise.shape import Parts, norm_of
 from ooc.models.dropout import DropoutKeys, dropout
+from ooc.runtime.transfer import to_device
 
 SUMMED_GRADIENT = "gsum"
 """name of the sums that arrive at a chunk by the transposed edges; they are no value"""
@@ -70,10 +71,10 @@ class StepModules(LayerModules):
         gradient = shape.own_gradient(index)
         if gradient is None:
             return {}
-        own = torch.from_numpy(read[gradient.name])
+        (own,) = self._arrived(read, gradient.name)
         rows, self_rows, found = shape.rows(index).name, shape.self_rows(index).name, {}
         summed = read.get(SUMMED_GRADIENT)
-        found[rows] = torch.from_numpy(read[ValueRef("rows", index, gradient=True).name] if summed is None else summed)
+        (found[rows],) = self._arrived(read, ValueRef("rows", index, gradient=True).name if summed is None else SUMMED_GRADIENT)
         if shape.sums(index):
             if self_rows == rows:
                 found[rows] = found[rows] + own if summed is None else found[rows].add_(own)
@@ -81,14 +82,18 @@ class StepModules(LayerModules):
                 found[self_rows] = own
         initial = shape.initial_gradient
         if index == 0 and initial is not None and initial.name in read:
-            first = torch.from_numpy(read[initial.name])
+            (first,) = self._arrived(read, initial.name)
             found[shape.initial.name] = first if shape.initial_apart else found[rows] + first
         return found
+
+    def _arrived(self, read: dict[str, NDArray[Any]], *names: str) -> list[Tensor]:
+        """Rows that were read, where the model is."""
+        return to_device([torch.from_numpy(read[name]) for name in names], self.device)
 
     def _through_norm(self, index: int, read: dict[str, NDArray[Any]]) -> Tensor:
         """The gradient before a norm: directly, by the mean and by the variance of all rows."""
         found, nodes, before = self.statistics[index], self.shape.num_nodes, ValueRef("pre_norm", index)
-        direct, rows = (torch.from_numpy(read[ref.name]) for ref in (before._replace(gradient=True), before))
+        direct, rows = self._arrived(read, before._replace(gradient=True).name, before.name)
         if found.mean.grad is None or found.var.grad is None:
             return direct
         return direct + found.mean.grad / nodes + (rows - found.mean.detach()) * (found.var.grad * (2 / nodes))
@@ -110,7 +115,8 @@ class Moments:
 
     def add(self, z: Tensor) -> None:
         """z: [n, f]."""
-        rows, (count, before, squares) = z.detach().double(), self.state
+        rows, (count, *sums) = z.detach().double(), self.state
+        before, squares = (each.to(rows.device) for each in sums)
         mean = rows.mean(0)
         own = (rows - mean).square_().sum(0)
         total, gap = count + len(rows), mean - before

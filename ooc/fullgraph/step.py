@@ -22,6 +22,7 @@ from ooc.layerwise.shape import (
     ALLOWED,
     besides_bytes,
     check_hub,
+    device_of,
     gather_ranges,
     hidden_norms,
     over_rows,
@@ -46,11 +47,9 @@ def backward_bytes(shape: ModelShape) -> int:
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise ConfigError for a model that is no list of layers, not on the CPU, of another dtype than float32 and float64, or
-    with a norm over all nodes where it cannot be made exact."""
+    """Raise ConfigError for a model that is no list of layers, of another dtype than float32 and float64, or with a norm over
+    all nodes where it cannot be made exact."""
     encoder, _, decoder = parts_of(model)
-    if any(parameter.device.type != "cpu" for parameter in model.parameters()):
-        raise ConfigError('exact training computes on the CPU: leave the model there (device = "cpu")')
     for part in (encoder, decoder):
         found = "" if part is None else over_rows(part)
         if found:
@@ -175,7 +174,7 @@ class FullGraph:
 
     def _open_scans(self, progress: Progress) -> NodeScans:
         if self._scans is None:
-            files, device = self.store.files("edges"), torch.device("cpu")
+            files, device = self.store.files("edges"), device_of(self.model)
             tiles = open_tiles(self.dataset, files, self.shape, self.traffic, progress, back=True)
             self._scans = NodeScans(self.dataset, self.shape, self.store, tiles, self.traffic, device, keyed=True)
         return self._scans

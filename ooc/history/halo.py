@@ -106,7 +106,7 @@ class Halo:
         self.met += len(batch.n_id)
         if self.history is not None:
             copy = HostCopy([rows.float() for rows in own])
-            self.history.push(batch.step, batch.own, copy.arrays)
+            self.history.push(batch.step, batch.own, copy.arrays() if copy.done else copy.arrays)
         return logits
 
     def spent(self) -> dict[str, int]:

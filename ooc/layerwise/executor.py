@@ -24,6 +24,7 @@ from ooc.layerwise.shape import gather_ranges
 from ooc.models.dropout import Of
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, ahead, read_range
+from ooc.runtime.transfer import HostCopy
 from ooc.stores.arrays.encoding import Encoding
 from ooc.stores.bounds import check_nodes
 from ooc.stores.dataset import Dataset
@@ -250,7 +251,8 @@ class ForwardExecutor:
         with self.stats.timed(COMPUTE):
             outputs = compute(chunk)
         for name in writes:
-            self.store.put(name, chunk.place.first, outputs[name].to(self._dtype).cpu().numpy())
+            (rows,) = HostCopy([outputs[name].to(self._dtype)]).arrays()
+            self.store.put(name, chunk.place.first, rows)
         return outputs
 
     def given(self, inputs: dict[str, str], chunk: NodeChunk) -> Tensors:

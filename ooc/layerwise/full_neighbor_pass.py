@@ -22,7 +22,7 @@ from torch import nn
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.layerwise_pass import Progress, digest
 from ooc.layerwise.row_files import Files
-from ooc.layerwise.shape import has_layers, own_way, parts_of
+from ooc.layerwise.shape import device_of, has_layers, own_way, parts_of
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.ranks import WHOLE
 from ooc.models.layers import evaluating
@@ -176,8 +176,7 @@ class FullNeighborPass:
         return int(batch[self._nodes.name].batch_size if self.dataset.is_hetero else batch.batch_size)
 
     def _outputs(self, batch: Any) -> torch.Tensor:
-        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        batch = batch.to(device)
+        batch = batch.to(device_of(self.model))
         out = forward_batch(self.model, batch) if self._layer is None else forward_layer(self.model, batch, self._layer)
         return out.float().cpu()
 

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from ooc.graph.aggregation import FirstLayerAggregates, Floats
 from ooc.graph.blocks import Block, own_block
 from ooc.layerwise.pass_plan import FEATURES, ModelShape, Op, ValueRef
+from ooc.layerwise.shape import device_of
 from ooc.models.dropout import DropoutKeys, Of, dropout
 from ooc.models.layers import as_input
+from ooc.runtime.transfer import HostCopy, to_device
 from ooc.stores.graph import Graph
 
 Tensors = dict[str, Tensor]
@@ -75,12 +77,12 @@ class LayerModules:
         self.encoder, self.layers, self.decoder = parts
         self.shape, self.draws, self.observer = shape, draws, observer
         self.present = [part for part in (self.encoder, *self.layers, self.decoder) if part is not None]
-        self.device = next((p.device for part in self.present for p in part.parameters()), torch.device("cpu"))
+        self.device = device_of(*self.present)
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """An input as the modules take it."""
-        found: Tensor = as_input(torch.from_numpy(array).to(self.device), *self.present)
-        return found
+        (found,) = to_device([torch.from_numpy(array)], self.device)
+        return as_input(found, *self.present)
 
     def map(self, given: Tensors, place: RangeOfNodes) -> Tensors:
         """given: "x". What stands before the first layer."""
@@ -109,7 +111,7 @@ class LayerModules:
     def _after(self, index: int, h: Tensor, place: RangeOfNodes) -> Tensors:
         """Rows of a layer as the next one reads them; of the last one the model's output."""
         if self.observer is not None:
-            self.observer.rows(index, place.first, h.float().cpu().numpy())
+            self.observer.rows(index, place.first, HostCopy([h.float()]).arrays()[0])
         if index + 1 < len(self.layers):
             return self._read(index + 1, h, place)
         if self.decoder is None:

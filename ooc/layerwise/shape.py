@@ -140,12 +140,17 @@ def _trains(module: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
+def device_of(*modules: nn.Module) -> torch.device:
+    """Where parameters are; the CPU without any."""
+    return next((p.device for module in modules for p in module.parameters()), torch.device("cpu"))
+
+
 def probe_widths(parts: Parts, features: int, weighted: bool) -> list[int]:
     """Columns into each layer, and of the result (with a decoder, the last layer's own are left out), as the parts, in
     evaluation mode, give for a graph of two nodes and an edge. features: columns of x; weighted: whether edges have weights."""
     encoder, layers, decoder = parts
     present = [part for part in (encoder, *layers, decoder) if part is not None]
-    device = next((p.device for part in present for p in part.parameters()), torch.device("cpu"))
+    device = device_of(*present)
     weight = torch.ones(1) if weighted else None
     block = full_blocks(torch.tensor([[0], [1]]), 2, 1, weight)[0]
     moved = [value.to(device) if isinstance(value, torch.Tensor) else value for value in block]

@@ -254,7 +254,7 @@ class HostCopy:
 
     @property
     def done(self) -> bool:
-        """Whether the copies are there."""
+        """Whether the copies are there: on the CPU the tensors themselves, which may change later."""
         return self._event is None or bool(self._event.query())
 
     def arrays(self) -> list[NDArray[Any]]:

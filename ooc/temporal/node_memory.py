@@ -158,7 +158,7 @@ class NodeMemory:
         def rows() -> list[AnyArray]:
             return [pack_time(copy.arrays()[0][request.at].astype(dtype, copy=False), at)]
 
-        self.history.push(request.fetched.step, request.write, rows)
+        self.history.push(request.fetched.step, request.write, rows() if copy.done else rows)
 
     def end_pass(self) -> None:
         """Discard prefetched batches, after a pass over the events or one that was interrupted."""

@@ -97,7 +97,7 @@ def hand_on(history: History | None, base: int, net: WindowNet, forecast: Foreca
     net.model.keep(outcome.weights)
     if history is not None:
         copy = HostCopy([each.detach().float() for each in outcome.carried])
-        history.push(base + forecast.step, forecast.own, copy.arrays)
+        history.push(base + forecast.step, forecast.own, copy.arrays() if copy.done else copy.arrays)
 
 
 def task_of(dataset: Dataset, task: str, labels: str | None) -> LabelTask | None:

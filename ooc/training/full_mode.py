@@ -33,6 +33,7 @@ from ooc.runtime.clock import write_trace
 from ooc.runtime.memory import keep_large_blocks, return_freed
 from ooc.runtime.memory_plan import beside_scores, plan_memory
 from ooc.runtime.messages import Pace
+from ooc.runtime.transfer import to_device
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.sizes import format_bytes
@@ -69,7 +70,8 @@ class SplitLoss:
         known = torch.from_numpy(np.asarray(labels[node[at]]))
         if not self._loss.weight(known):
             return None
-        return self._loss.part(logits[torch.from_numpy(at)], known) / self.total
+        rows, known = to_device([torch.from_numpy(at), known], logits.device)
+        return self._loss.part(logits[rows], known) / self.total
 
 
 @dataclass(frozen=True)

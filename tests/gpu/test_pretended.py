@@ -57,6 +57,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "history": {"mode": "history", "layers": 3, **PARTS},
     "history, refreshed": {"mode": "history", "layers": 3, "refresh": 1, **PARTS},
     "full": {"mode": "full", "layers": 2, "epochs": 4},
+    "full, norms": {"mode": "full", "layers": 3, "norm": "batch", "residual": True, "plan": True},
+    "full, gat": {"mode": "full", "layers": 2, "model": "gat", "heads": 2},
+    "full, on disk": {"mode": "full", "layers": 2, "placement": "disk"},
     "types": {**HOPS, "store": "types", "model": "rsage", "batch_size": 8},
     "links": {**HOPS, "task": "link", "batch_size": 256},
     "edges": {**HOPS, "task": "edge", "store": "edges", "batch_size": 256},
@@ -109,7 +112,7 @@ class Counted(LineWatcher):
     def most(self, kind: str) -> int:
         """Of one step."""
         inside = [pair for pair in pairwise(self.steps) if pair[0][0] == pair[1][0]]
-        return max(after[kind] - before[kind] for (_, before), (_, after) in inside)
+        return max((after[kind] - before[kind] for (_, before), (_, after) in inside), default=0)
 
 
 @pytest.fixture

@@ -37,10 +37,11 @@ from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.ops import RangeOfNodes, Tensors, inputs_of, own_place
 from ooc.layerwise.pass_plan import CHUNK_ROWS, Op
 from ooc.layerwise.row_files import copy
-from ooc.layerwise.shape import GATHERED, gather_ranges, gathered_bytes, hub_of, parts_of
+from ooc.layerwise.shape import GATHERED, device_of, gather_ranges, gathered_bytes, hub_of, parts_of
 from ooc.models.dropout import DropoutKeys
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, read_range, write_range
+from ooc.runtime.transfer import HostCopy
 from ooc.stores.arrays.encoding import Encoding
 from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.arrays.rows import ArrayRows
@@ -88,7 +89,7 @@ def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, di
     Takes a few seconds, and memory for a few chunks, or for rows that are added up: at most two thirds of the room, and twice
     192 MB.
     """
-    node_scans = NodeScans(full.dataset, full.shape, full.store, (), IoStats(), torch.device("cpu"), keyed=True)
+    node_scans = NodeScans(full.dataset, full.shape, full.store, (), IoStats(), device_of(full.model), keyed=True)
     parts = StepModules(parts_of(full.model), full.shape, DropoutKeys())
     with closing(node_scans), torch.random.fork_rng(devices=[]), _gradients_of(parts.present):
         trial = _Trial(full.program, parts, full.store, node_scans, None, full.room, set())
@@ -176,7 +177,7 @@ class _Trial(Executor):
             place = self._gathered_place(op)
         else:
             stop = min(CHUNK_ROWS, self.nodes)
-            place = own_place(self.graph, 0, stop, torch.device("cpu"), edges=op.kind == "sum")
+            place = own_place(self.graph, 0, stop, self.modules.device, edges=op.kind == "sum")
         generator = torch.Generator().manual_seed(0)
         tries: list[Callable[[], _Tried]] = []
         function, wanted = self._function(op, place), wanted_of(self.shape, op)
@@ -184,7 +185,8 @@ class _Trial(Executor):
             given: Tensors = {}
             for part, name in inputs.items():
                 count = len(place.at["sources"]) if part == "rows" else place.stop - place.first
-                given[part] = torch.randn(count, self.program.value(name).columns, generator=generator, dtype=self._dtype)
+                rows = torch.randn(count, self.program.value(name).columns, generator=generator, dtype=self._dtype)
+                given[part] = rows.to(self.modules.device)
             if op.kind == "norm":
                 moments = Moments()
                 moments.add(given["pre_norm"])
@@ -294,14 +296,14 @@ class _Results:
     """Where what a chunk leaves is copied to, over and over."""
 
     def __init__(self) -> None:
-        self._room: dict[tuple[int, torch.Size], NDArray[Any]] = {}
+        self._room: dict[tuple[int, tuple[int, ...]], NDArray[Any]] = {}
 
     def __call__(self, rows: Tensors) -> None:
-        for number, values in enumerate(rows.values()):
+        for number, values in enumerate(HostCopy([*rows.values()]).arrays()):
             place = number, values.shape
             if place not in self._room:
-                self._room[place] = np.empty(values.shape, values.numpy().dtype)
-            copy(values.numpy(), self._room[place])
+                self._room[place] = np.empty_like(values)
+            copy(values, self._room[place])
 
 
 def rate(work: Callable[[], None], ended: Callable[[], bool] | None = None) -> float:
