@@ -15,13 +15,21 @@ def machine(
     path: Annotated[Path, typer.Argument(metavar="[PATH]", help="A store, or any path on the disk to measure.")] = Path(),
     engine: Annotated[str, typer.Option("--engine", help="How rows are read: auto, uring, pread or gds.")] = "auto",
 ) -> None:
-    """Measure the cost of reads on a disk, in a few seconds.
+    """Measure the cost of reads on a disk, and of what reaches a GPU, in a few seconds.
 
-    The result is saved and used to plan reads.
+    The result is saved and used to plan reads. On a GPU: the rate of copies to it, of reads into its memory through page-locked
+    memory and by kvikio, and whether GPUDirect is active.
     """
     from ooc.stores.io.disk import calibrate
+    from ooc.stores.io.engines.gds import no_gpu
 
     print(calibrate(path, engine))
+    if (why_not := no_gpu()) is not None:
+        print(f"GPU: none, {why_not}")
+        return
+    from ooc.runtime.device_reads import describe_gpu
+
+    print(describe_gpu(path, engine))
 
 
 @app.command(

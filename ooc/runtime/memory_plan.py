@@ -22,7 +22,8 @@ RUNTIME_BYTES = 190_000_000
 """for what libraries allocate at first use (kernels they compile, threads' stacks and arenas), after `baseline`, and for 40 MB
 of their own pages that come back then (see `ooc.stores.process.release_library_pages`)"""
 SCRATCH_BYTES = 64 * 2**20
-"""for the buffers of reads in flight; for arrays in other formats, two copies of a block of 16 MiB"""
+"""for the buffers of reads in flight; for arrays in other formats, two copies of a block of 16 MiB. More with the engine gds
+where kvikio is set to take more beside those of pread, which have 16 MiB"""
 SHARES = 5
 """the largest batches that memory must hold at once: one at the model, one sampled ahead, two in flight between them, and
 the model's activations, counted as large as a batch: hidden rows are about as wide as features, for fewer nodes each layer"""
@@ -342,7 +343,7 @@ def plan_memory(dataset: Dataset, model: int = 0, columns: Collection[str] | Non
         topology=topology,
         labels=labels + sum(len(each.splits) * Members.nbytes_for(each.num_nodes) for each in nodes),
         model=model,
-        scratch=SCRATCH_BYTES + _large_chunks(dataset),
+        scratch=read_buffer_bytes(dataset.engine) + _large_chunks(dataset),
         origin=process.origin,
     )
 
@@ -356,7 +357,7 @@ def plan_graph_memory(dataset: Dataset, model: int = 0) -> MemoryPlan:
         topology=graphs.ptr.nbytes + graphs.edge_ptr.nbytes,
         labels=len(graphs.splits) * Members.nbytes_for(len(graphs)),
         model=model,
-        scratch=SCRATCH_BYTES,
+        scratch=read_buffer_bytes(dataset.engine),
         origin=process.origin,
     )
 
@@ -364,6 +365,15 @@ def plan_graph_memory(dataset: Dataset, model: int = 0) -> MemoryPlan:
 def beside_scores(room: int) -> int:
     """What exact steps may leave in memory while exact scores are made there too: half of the room of a step."""
     return room // 2
+
+
+def read_buffer_bytes(engine: str) -> int:
+    """Bytes of the buffers of reads in flight by an engine."""
+    if engine != "gds":
+        return SCRATCH_BYTES
+    from ooc.stores.io.engines import gds, pread
+
+    return max(SCRATCH_BYTES, gds.host_bytes() + pread.DEPTH * pread.SCRATCH_BYTES)
 
 
 def _large_chunks(dataset: Dataset) -> int:

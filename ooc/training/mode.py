@@ -130,7 +130,9 @@ class Mode(ABC):
 
     def notes(self) -> list[str]:
         """What a person should know once the mode is open."""
-        return []
+        if self.config.engine != "gds":
+            return []
+        return ["`engine='gds'` fills GPU memory; rows that batches gather in the host's memory are read by pread"]
 
     def prepare(self) -> None:  # noqa: B027 - most modes have nothing to do
         """Do what takes long, right before training: Ctrl-C ends it."""

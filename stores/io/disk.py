@@ -165,7 +165,7 @@ def measure(path: Path | str, engine: str = "auto") -> DiskProfile:
     device, size_bytes = _device(Path(path))
     if engine == "mmap":
         raise ConfigError("the engine mmap cannot be measured: the page cache serves its reads; measure uring or pread")
-    with _large_file(Path(path)) as file:
+    with large_file(Path(path)) as file:
         segments = Segments((file,), np.array([file.stat().st_size // _PAGE_BYTES * _PAGE_BYTES]))
         opened = open_engine(engine, segments)
         assert isinstance(opened, PreadEngine)  # all other engines are
@@ -283,7 +283,7 @@ def _request_size(engine: Engine, total: int, nbytes: int, buffer: NDArray[np.ui
 
 
 @contextmanager
-def _large_file(path: Path) -> Iterator[Path]:
+def large_file(path: Path) -> Iterator[Path]:
     """Yield `path`, the largest file below it, or a temporary file that is removed afterwards."""
     folder = path if path.is_dir() else path.parent
     found = _largest_below(path) if path.is_dir() else path.resolve()

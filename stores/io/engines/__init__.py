@@ -17,7 +17,7 @@ class Engine(Protocol):
     alignment: int
     """offsets and lengths of a plan must be multiples of this many bytes"""
     reaches_device: bool
-    """whether a buffer may be in GPU memory"""
+    """whether the buffer of `read` may also be in GPU memory (anything with a `__cuda_array_interface__`)"""
     reason: str | None
     """why the engine does less than its name says (no O_DIRECT here), or None"""
     note: str | None
@@ -45,7 +45,8 @@ def open_engine(name: str, segments: Segments) -> Engine:
     """Open the engine `name` over `segments`: "uring", "pread", "mmap", "gds" or "auto".
 
     "auto" is uring. If the system does not allow io_uring, both "uring" and "auto" are pread, whose `reason` says why. "auto"
-    never selects "gds", because training reads into host memory, where uring needs the least CPU time.
+    never selects "gds": into host memory uring needs the least CPU time, and whether gds is faster into GPU memory is measured
+    where such a buffer is filled (`ooc.runtime.device_reads`).
 
     Raises:
         ConfigError: If the name is unknown, or "gds" is requested without CUDA or kvikio.

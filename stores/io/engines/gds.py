@@ -1,13 +1,15 @@
 """Reads into GPU memory through kvikio, with GPUDirect Storage if active, else through kvikio's page-locked buffers.
 
 With the driver nvidia-fs (or PCIe peer-to-peer) and a supporting file system, data goes from the disk to GPU memory directly.
-kvikio sends small reads through POSIX, so this pays on large extents. Reads into host memory use the engine pread.
+kvikio makes small reads one by one through POSIX, so this pays on extents of its `gds_threshold` and more. Reads into host
+memory use the engine pread.
 """
 
 import ctypes
 import os
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -20,13 +22,18 @@ from ooc.stores.io.segments import Segments
 
 DEPTH = 64
 """most reads of a request into GPU memory in flight"""
-THREADS = 8
-"""kvikio's threads in the process, unless KVIKIO_NTHREADS is set (kvikio's default is 1)"""
+SETTINGS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "num_threads": (8, ("KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS")),
+    "bounce_buffer_size": (4 * 2**20, ("KVIKIO_BOUNCE_BUFFER_SIZE",)),
+    "auto_direct_io_read": (True, ("KVIKIO_AUTO_DIRECT_IO_READ",)),
+}
+"""kvikio's settings in the process, unless one of these variables is set, or kvikio is older than the setting. By default it
+has one thread, page-locked buffers of 16 MiB (a task reads 4 MiB), and reads through the page cache without GPUDirect."""
 
 
 @cache
-def unavailable() -> str | None:
-    """Return why reads into GPU memory are impossible here and what to do, or None."""
+def no_gpu() -> str | None:
+    """Return why there is no GPU here, or None."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -34,6 +41,14 @@ def unavailable() -> str | None:
     count = ctypes.c_int()
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
         return "the CUDA driver sees no GPU: see what `nvidia-smi` says"
+    return None
+
+
+@cache
+def unavailable() -> str | None:
+    """Return why reads into GPU memory are impossible here and what to do, or None."""
+    if (why_not := no_gpu()) is not None:
+        return why_not
     try:
         _kvikio()
     except Exception as error:  # a missing module, or a library that fails to load with its own exceptions
@@ -50,15 +65,47 @@ def _kvikio() -> Any:
     return kvikio
 
 
-def _why_not_direct(kvikio: Any) -> str | None:
-    """Return why GPUDirect is not active, or None."""
+def _set_up() -> Any:
+    """kvikio with `SETTINGS`."""
+    kvikio = _kvikio()
+    for name, (value, variables) in SETTINGS.items():
+        if not any(variable in os.environ for variable in variables):
+            with suppress(KeyError):  # a setting of later versions
+                if kvikio.defaults.get(name) != value:  # setting the threads ends those there are
+                    kvikio.defaults.set({name: value})
+    return kvikio
+
+
+def host_bytes() -> int:
+    """Host memory that kvikio may take: a page-locked buffer for each of its threads, and one for the caller's small reads."""
+    defaults = _set_up().defaults
+    return (int(defaults.get("num_threads")) + 1) * int(defaults.get("bounce_buffer_size"))
+
+
+def why_not_direct() -> str | None:
+    """Why data does not go from the disk to GPU memory directly, or None; of a machine where gds is not `unavailable`.
+
+    Without it kvikio's compatibility mode reads into page-locked buffers and copies.
+    """
+    kvikio = _kvikio()
     if kvikio.defaults.is_compat_mode_preferred():
-        return "cuFile cannot be used, or KVIKIO_COMPAT_MODE is on"
+        return "kvikio is in compatibility mode: " + _why_compatible()
     try:
         available = bool(kvikio.cufile_driver.properties.is_gds_available)
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return None if available else "the driver nvidia-fs is not loaded"
+
+
+def _why_compatible() -> str:
+    """The reason, in the order of kvikio's own checks."""
+    if os.environ.get("KVIKIO_COMPAT_MODE", "").lower() in ("on", "true", "yes", "1"):
+        return "KVIKIO_COMPAT_MODE is on"
+    if "microsoft" in os.uname().release.lower():
+        return "cuFile does not work in the Windows Subsystem for Linux"
+    if not os.access("/run/udev", os.R_OK):
+        return "/run/udev cannot be read (mount it, read-only, in a container)"
+    return "libcufile.so cannot be used (it comes with the CUDA toolkit, or the wheel nvidia-cufile)"
 
 
 class _Piece(NamedTuple):
@@ -74,7 +121,8 @@ class _Piece(NamedTuple):
 class GdsEngine(PreadEngine):
     """The engine pread, whose `read` also accepts a buffer in GPU memory; a kvikio handle is kept open for each file.
 
-    `note` says whether GPUDirect is active. Raises ConfigError without CUDA or kvikio.
+    `note` says whether GPUDirect is active; reads of `least_bytes` and more into GPU memory are made several at a time, shorter
+    ones one by one. Raises ConfigError without CUDA or kvikio.
 
     >>> buffer = torch.empty(plan.nbytes, dtype=torch.uint8, device="cuda")
     >>> GdsEngine(segments).read(plan_reads(ids, 512, count=n, max_extent_bytes=2**24), buffer)
@@ -87,9 +135,7 @@ class GdsEngine(PreadEngine):
         why_not = unavailable()
         if why_not is not None:
             raise ConfigError(f"the engine gds cannot be used: {why_not}; or choose the engine auto")
-        kvikio = _kvikio()
-        if "KVIKIO_NTHREADS" not in os.environ:
-            kvikio.defaults.set({"num_threads": THREADS})
+        kvikio = _set_up()
         super().__init__(segments)
         self._files: list[Any] = []
         try:
@@ -98,9 +144,27 @@ class GdsEngine(PreadEngine):
             self.close()
             path = segments.paths[len(self._files)]
             raise StoreError(f"{path} cannot be opened by kvikio: {_line(error)}; choose the engine auto") from error
-        why_not = _why_not_direct(kvikio)
+        why_not = why_not_direct()
         how = "GPUDirect is active" if why_not is None else f"GPUDirect is not active: {why_not}; page-locked buffers instead"
         self.note = f"into GPU memory by kvikio, {how}; into host memory by pread"
+        self.least_bytes = int(kvikio.defaults.get("gds_threshold"))
+
+    @contextmanager
+    def registered(self, buffer: Any) -> Iterator[None]:
+        """Have a buffer in GPU memory registered with cuFile for the block: for one that is read into again and again.
+
+        Its whole allocation is. Where there is no room for that, or no GPUDirect, reads go through buffers that are.
+        """
+        kvikio = _kvikio()
+        try:
+            kvikio.memory_register(buffer)
+        except (RuntimeError, OSError):
+            yield
+            return
+        try:
+            yield
+        finally:
+            kvikio.memory_deregister(buffer)
 
     def read(self, plan: ReadPlan, buffer: Any) -> int:
         """`Engine.read` into uint8[plan.nbytes] in host memory, or on a GPU (anything with a `__cuda_array_interface__`).

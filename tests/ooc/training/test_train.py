@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from ooc.training import run as baserun
 from ooc.training.build import make_model
 from ooc.training.checkpoint import read_metrics
 from ooc.training.loop import train
+from ooc.training.mode import Mode
 from tests.conftest import MakeStore
 from tests.ooc.runs import configure, curve
 
@@ -324,3 +326,9 @@ def test_what_torch_cannot_allocate_is_a_memory_error_and_leaves_no_run(make_sto
     with pytest.raises(MemoryError, match=r"torch asked for .*TB at once"):
         train(config)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_says_how_the_engine_gds_reads_into_the_host_s_memory() -> None:
+    told = [Mode.notes(SimpleNamespace(config=SimpleNamespace(engine=name))) for name in ("auto", "gds")]  # type: ignore[arg-type]
+    assert told[0] == []
+    assert told[1] == ["`engine='gds'` fills GPU memory; rows that batches gather in the host's memory are read by pread"]

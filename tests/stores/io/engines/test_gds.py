@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ooc.runtime.memory_plan import SCRATCH_BYTES, read_buffer_bytes
 from ooc.stores.errors import ConfigError, StoreError
 from ooc.stores.io.engines import describe, gds, open_engine
 from ooc.stores.io.engines.gds import DEPTH, GdsEngine
@@ -63,14 +64,45 @@ class File:
         os.close(self.fd)
 
 
+class Defaults:
+    """kvikio.defaults, with the values of version 26.10; an unknown name is a KeyError."""
+
+    def __init__(self, log: list[tuple[str, Any]]) -> None:
+        self.log, self.compatible = log, False
+        self.values: dict[str, Any] = {
+            "num_threads": 1,
+            "gds_threshold": 16384,
+            "bounce_buffer_size": 2**24,
+            "task_size": 2**22,
+        }
+        self.values["auto_direct_io_read"] = False
+
+    def get(self, name: str) -> Any:
+        return self.values[name]
+
+    def set(self, config: dict[str, Any]) -> None:
+        for name, value in config.items():
+            _ = self.values[name]
+            self.values[name] = value
+            self.log.append(("set", name))
+
+    def is_compat_mode_preferred(self) -> bool:
+        return self.compatible
+
+
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     events: list[tuple[str, Any]] = []
     kvikio = SimpleNamespace(
         CuFile=lambda path, flags: File(path, flags, events),
-        defaults=SimpleNamespace(set=lambda config: events.append(("set", config)), is_compat_mode_preferred=lambda: False),
+        defaults=Defaults(events),
         cufile_driver=SimpleNamespace(properties=SimpleNamespace(is_gds_available=True)),
+        memory_register=lambda buffer: events.append(("memory", "register")),
+        memory_deregister=lambda buffer: events.append(("memory", "deregister")),
     )
+    for _, variables in gds.SETTINGS.values():
+        for variable in variables:
+            monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(gds, "unavailable", lambda: None)
     monkeypatch.setattr(gds, "_kvikio", lambda: kvikio)
     return events
@@ -155,6 +187,56 @@ class TestReads:
         other = open_engine("gds", segments)
         assert "GPUDirect is not active: the driver nvidia-fs is not loaded; page-locked buffers instead" in describe(other)
         other.close()
+
+    def test_why_kvikio_is_in_compatibility_mode(self, engine: GdsEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        gds._kvikio().defaults.compatible = True
+        monkeypatch.setattr(os, "access", lambda path, mode: True)
+        assert gds.why_not_direct() == (
+            "kvikio is in compatibility mode: libcufile.so cannot be used (it comes with the CUDA toolkit, or the wheel "
+            "nvidia-cufile)"
+        )
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+        assert "/run/udev cannot be read" in str(gds.why_not_direct())
+        monkeypatch.setenv("KVIKIO_COMPAT_MODE", "ON")
+        assert gds.why_not_direct() == "kvikio is in compatibility mode: KVIKIO_COMPAT_MODE is on"
+
+    def test_threads_and_buffers_of_kvikio_are_set_once_and_fit_the_memory_for_reads(
+        self, engine: GdsEngine, segments: Segments, log: list[Any]
+    ) -> None:
+        assert engine.least_bytes == 16384
+        assert sorted(name for kind, name in log if kind == "set") == sorted(gds.SETTINGS)
+        open_engine("gds", segments).close()
+        assert len([kind for kind, _ in log if kind == "set"]) == len(gds.SETTINGS)
+        assert gds.host_bytes() == 9 * 2**22
+        assert read_buffer_bytes("gds") == read_buffer_bytes("auto") == SCRATCH_BYTES
+
+    def test_what_the_environment_sets_stays_and_counts_for_the_memory(
+        self, segments: Segments, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("KVIKIO_NTHREADS", "16")
+        monkeypatch.setenv("KVIKIO_BOUNCE_BUFFER_SIZE", str(2**24))
+        defaults = gds._kvikio().defaults
+        defaults.values["num_threads"] = 16
+        del defaults.values["auto_direct_io_read"]  # as in versions before it
+        open_engine("gds", segments).close()
+        assert (defaults.get("num_threads"), defaults.get("bounce_buffer_size")) == (16, 2**24)
+        assert read_buffer_bytes("gds") == 17 * 2**24 + 128 * 2**17
+
+    def test_a_buffer_is_registered_while_it_is_used(
+        self, engine: GdsEngine, log: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        buffer = DeviceBuffer(np.zeros(8, np.uint8))
+        with engine.registered(buffer):
+            assert log[-1] == ("memory", "register")
+        assert log[-1] == ("memory", "deregister")
+
+        def refuse(buffer: Any) -> None:
+            raise RuntimeError("cuFileBufRegister: no space in BAR1")
+
+        monkeypatch.setattr(gds._kvikio(), "memory_register", refuse)
+        with engine.registered(buffer):
+            pass
+        assert log.count(("memory", "deregister")) == 1
 
     def test_a_buffer_of_another_shape_or_type_is_refused(self, engine: GdsEngine) -> None:
         plan = plan_reads(np.array([1]), 8, count=10)
