@@ -15,7 +15,7 @@ def machine(
     path: Annotated[Path, typer.Argument(metavar="[PATH]", help="A store, or any path on the disk to measure.")] = Path(),
     engine: Annotated[str, typer.Option("--engine", help="How rows are read: auto, uring, pread or gds.")] = "auto",
 ) -> None:
-    """Measure the cost of reads on a disk, and of what reaches a GPU, in a few seconds.
+    """Measure reads from a disk, and what reaches a GPU, in a few seconds.
 
     The result is saved and used to plan reads. On a GPU: the rate of copies to it, of reads into its memory through page-locked
     memory and by kvikio, and whether GPUDirect is active.
