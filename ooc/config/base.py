@@ -16,7 +16,7 @@ CONFIG = "config.json"
 """file in a run's directory with its resolved settings"""
 FREE_TO_CHANGE = frozenset(
     {"store", "out", "memory", "engine", "in_memory", "checkpoint_every", "epochs", "max_steps", "eval_splits", "plan"}
-    | {"tensorboard", "log", "patience", "placement", "disk", "pack", "verify_reads"}
+    | {"tensorboard", "log", "patience", "placement", "disk", "pack", "sample_device", "verify_reads"}
 )
 """keys a resumed run may change: they affect where bytes come from or when the run ends, never a step's loss"""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ooc.config.base import Depth, Fraction, Positive, Size, changed, check_settings, parse
+from ooc.config.base import Depth, DeviceName, Fraction, Positive, Size, changed, check_settings, parse
 from ooc.config.fan_outs import ALL_OTHERS, FanOuts, by_edge_type, fanout_text, parsed
 from ooc.config.labels import LabelConfig
 from ooc.stores.sizes import parse_bytes
@@ -17,7 +17,16 @@ _DEFAULT_LAYERS = 2
 _DEFAULT_FANOUT = 10
 _PARTS = ("parts", "parts_per_batch")
 OWN = {
-    "sampled": ("sampler", "layer_dependency", "batch_dependency", "importance", "replace", "weight_attr", "pack"),
+    "sampled": (
+        "sampler",
+        "layer_dependency",
+        "batch_dependency",
+        "importance",
+        "replace",
+        "weight_attr",
+        "pack",
+        "sample_device",
+    ),
     "cluster": _PARTS,
     "saint": ("saint", "roots", "walk_length", "saint_coverage"),
     "history": (*_PARTS, "history", "history_dtype", "history_lag", "refresh", "drift_tolerance"),
@@ -151,6 +160,10 @@ class TrainConfig(NodeConfig):
     pack: Size | None = Field(
         default=None,
         description="Disk space to write each batch's rows together in, such as 12GB: fewer bytes for deep fan-outs.",
+    )
+    sample_device: DeviceName = Field(
+        default="auto",
+        description="Where neighbors are sampled: cpu, cuda (with the edges in its memory), or auto; batches are the same.",
     )
     batch_size: Positive = Field(default=1024, description="Seeds per batch.")
     evaluate: Literal["auto", "sampled", "layerwise"] = Field(

@@ -33,7 +33,7 @@ TRAIN: Topics = {
     ),
     "Machine": (
         "memory device threads",
-        "in_memory engine verify_reads features placement disk pack activation_checkpointing compile",
+        "sample_device in_memory engine verify_reads features placement disk pack activation_checkpointing compile",
     ),
 }
 """settings of a run"""

@@ -60,6 +60,11 @@ class Subgraph:
     """whether the edges of a node were drawn with unequal probabilities, so that means over them have to be weighted"""
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Numbers of nodes and edges."""
+        return len(self.node), len(self.source)
+
+    @property
     def nbytes(self) -> int:
         """Size of the arrays in bytes, `share` among them, without `columns`."""
         arrays = (self.node, self.indptr, self.source, self.slot, self.stands_for, self.tree)
@@ -172,22 +177,24 @@ def graph_block(
     node: Ids,
     num_dst: int,
     edge_index: Any,
-    indptr: Ids,
+    indptr: Any,
     weight: NDArray[np.float32] | None,
     device: torch.device | None = None,
+    degree: Tensor | None = None,
 ) -> Block:
-    """The block of these edges (int64[2, e], local ids), with what the whole graph says of its nodes (int64[n])."""
+    """The block of these edges (int64[2, e], local ids), with what the whole graph says of its nodes (int64[n]). Tensors are
+    taken as they are. degree: int64[n], of the nodes, if it is known."""
 
     def tensor(array: Any) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        return array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
     loop = graph.last_loop_weight(node)
     return Block(
-        edge_index if isinstance(edge_index, torch.Tensor) else tensor(edge_index),
+        tensor(edge_index),
         tensor(indptr),
         len(node),
         num_dst,
-        tensor(graph.degree(node)),
+        tensor(graph.degree(node)) if degree is None else degree,
         tensor(graph.loops(node)) if len(graph.self_loops) else None,
         None if weight is None else tensor(weight),
         None if graph.weight_sum is None else tensor(np.asarray(graph.weight_sum[node], np.float32)),

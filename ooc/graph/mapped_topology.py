@@ -18,6 +18,7 @@ from ooc.stores.graph import MAP_SLOTS, Graph
 from ooc.stores.io.segments import mapping_of, warm
 from ooc.stores.jit import kernel, load_numba
 
+_NONE = np.empty(0, np.int64)
 _madvise = types.ExternalFunction("madvise", types.int32(types.intp, types.intp, types.int32))
 
 
@@ -105,7 +106,8 @@ class Topology:
 
     def trim(self, subgraph: Subgraph) -> None:
         """Release mapped pages after a batch if there are too many; they stay in the page cache."""
-        self.trim_edges(subgraph.slot, subgraph.node[: len(subgraph.indptr) - 1])
+        slot = subgraph.slot if self._mapped else _NONE
+        self.trim_edges(slot, subgraph.node[: len(subgraph.indptr) - 1] if self._all_in_edges else _NONE)
 
     def trim_edges(self, slot: NDArray[np.int64], node: NDArray[np.int64]) -> None:
         """`trim` after the edges `slot` were sampled at the nodes `node`."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from ooc.loading.read_strategy import ReadStrategy
-from ooc.loading.stages import Order, ReadCounts
+from ooc.loading.stages import Order, ReadCounts, SamplePlace
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.clock import Clock, Span
 from ooc.runtime.keyed_random import Cursor
@@ -211,6 +211,11 @@ class BatchLoader(EpochLoader):
     def bytes_written(self) -> int:
         """Bytes written to the disk to pack batches."""
         return self._counts.written
+
+    @property
+    def sample_place(self) -> SamplePlace:
+        """Where neighbors are sampled, and why."""
+        return self.strategy.stages.sample.place
 
     @property
     def batch_size(self) -> int:

@@ -93,15 +93,14 @@ class BatchBytes:
 
     def rows(self, drawn: SampledBatch) -> int:
         """Feature rows that the batch wants."""
-        return len(drawn.subgraph.node)
+        return int(drawn.subgraph.size[0])
 
     def nbytes(self, drawn: SampledBatch) -> int:
         subgraph = drawn.subgraph
         if self.pre_aggregation is not None:
             return subgraph.nbytes + self.aggregated_bytes(subgraph) + drawn.link_bytes
-        return (
-            subgraph.nbytes + drawn.link_bytes + self.collator.nbytes(len(subgraph.node), len(subgraph.source), self.row_bytes)
-        )
+        nodes, edges = subgraph.size
+        return subgraph.nbytes + drawn.link_bytes + self.collator.nbytes(nodes, edges, self.row_bytes)
 
     def aggregated_bytes(self, subgraph: Subgraph) -> int:
         """Bytes of the batch without its last hop, with aggregates."""
@@ -112,7 +111,7 @@ class BatchBytes:
         each layer; measured, it is less), or what its own widths say."""
         if self.pre_aggregation is not None:
             return self.pre_aggregation.step_bytes(drawn.subgraph.num_nodes, self.channels)
-        return max(self.nbytes(drawn), _WIDTHS_ALIVE * 4 * self.model_width * len(drawn.subgraph.node))
+        return max(self.nbytes(drawn), _WIDTHS_ALIVE * 4 * self.model_width * self.rows(drawn))
 
 
 @dataclass(frozen=True)

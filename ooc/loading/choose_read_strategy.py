@@ -15,14 +15,16 @@ from ooc.loading.hetero_bytes import HeteroBatchBytes, HeteroScanBytes
 from ooc.loading.hetero_rows import TypedPreAggregation
 from ooc.loading.packed import PackedBatches
 from ooc.loading.read_strategy import InMemory, ReadStrategy
+from ooc.loading.sample_device import sample_place
 from ooc.loading.sampling import Sampling, drawing
 from ooc.loading.shared_scan import SharedScans
-from ooc.loading.stages import BatchStages, Labels, LoadStage, Order, ReadCounts, SampleStage, buffers_for, on_disk
+from ooc.loading.stages import BatchStages, Labels, LoadStage, Order, ReadCounts, SamplePlace, SampleStage, buffers_for, on_disk
 from ooc.loading.superbatch import Superbatches
 from ooc.runtime.memory import Blocks
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.messages import warn_user
 from ooc.sampling import NeighborSampler, OnDiskFrontier
+from ooc.sampling.device_neighbor import DeviceNeighborSampler
 from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.arrays.rows import ArrayRows, Rows
 from ooc.stores.arrays.zarr_rows import ShardedRows
@@ -87,7 +89,9 @@ def neighbor_strategy(
     if isinstance(collator, HeteroCollator):
         if pack is not None:
             raise ConfigError(f"pack is for graphs of one node type, and {ds.path} has several: leave it out")
-        return _hetero_strategy(ds, order, collate, collator, sampling, budget, device, pre_aggregation, split_seeds, threads)
+        place = sample_place(ds, order, collate, sampling, device, pre_aggregation, False, False)
+        made = ds, order, collate, collator, sampling, budget, device, pre_aggregation, split_seeds, threads
+        return _hetero_strategy(*made, place)
     assert isinstance(collator, Collator)
     x = None if collator.gather is None else ds.stored("x")
     if x is None or len(x.shape) != 2 or collator.gather is None or not collator.gather.float32:
@@ -98,6 +102,7 @@ def neighbor_strategy(
     rows = [x, *(each.rows for each in collator.edge_features)]
     cold = edges_stay_on_disk(ds, rows, sampling.weight, budget)
     edges_stay = cold and not sampling.needs_mapped_edges
+    place = sample_place(ds, order, collate, sampling, device, pre_aggregation, cold, any(map(on_disk, rows)))
     row_bytes = row_bytes_of(ds, collator, pre_aggregation)
     per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
     channels = 0 if x is None or pre_aggregation is None else x.shape[1]
@@ -117,13 +122,16 @@ def neighbor_strategy(
         weight = None if labor is None or sampling.weight is None else ds.edge_rows(sampling.weight)
         frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.frontier, weight=weight)
     mapped = max(0, budget.topology - ds.graph.indptr.nbytes)
-    read = frontier is None, collator.columns, labor is not None and frontier is None
+    reads_slots = frontier is None and (place.device is None or bool(collator.columns))
+    read = reads_slots, collator.columns, labor is not None and frontier is None
     mapped_weight = None if frontier is not None and labor is not None else sampling.weight
     topology = Topology(ds.graph, mapped_weight, mapped, warm, *read)
-    counts, draw = ReadCounts(), lambda seeds, key: (sampler.sample(seeds.node, key, seeds.left_out), 0)
+    chosen = sampler if place.device is None else DeviceNeighborSampler(sampler, ds.graph, place.device)
+    counts, draw = ReadCounts(), lambda seeds, key: (chosen.sample(seeds.node, key, seeds.left_out), 0)
     if sampling.disjoint or sampling.whole:
         draw = drawing(ds, sampling, most, {ds.node_types[0]: per_node}, ds.node_types[0], order.nodes.held_out, cold)
-    sample = SampleStage(order, draw, topology, memory, counts, frontier, threads[0], split_seeds, sampling.kept_bytes(ds))
+    kept = sampling.kept_bytes(ds)
+    sample = SampleStage(order, draw, topology, memory, counts, frontier, threads[0], split_seeds, kept, place)
     labels = None if ds.labels is None else Labels(ds.labels, floats=ds.task == "multilabel")
     buffers = buffers_for(device, budget)
     load = LoadStage(ds.graph, x, collator.gather, labels, pre_aggregation, counts, buffers, collator.edge_features)
@@ -154,6 +162,7 @@ def _hetero_strategy(
     pre_aggregation: PreAggregation | None,
     split_seeds: bool,
     threads: tuple[int, int],
+    place: SamplePlace,
 ) -> ReadStrategy:
     """`neighbor_strategy` of several types; where edges do not fit in memory they are read through memory maps."""
     graphs, types = collator.graphs, collator.types
@@ -171,7 +180,8 @@ def _hetero_strategy(
     memory = _scan_bytes(ds, x, batch, budget, sampling.repeats_neighbors) if scanning else batch
     seed_type = collator.seeds if isinstance(collator.seeds, str) else collator.seeds[0]
     counts, draw = ReadCounts(), drawing(ds, sampling, most, row_bytes, seed_type, order.nodes.held_out, cold)
-    sample = SampleStage(order, draw, topology, memory, counts, None, threads[0], split_seeds, sampling.kept_bytes(ds))
+    kept = sampling.kept_bytes(ds)
+    sample = SampleStage(order, draw, topology, memory, counts, None, threads[0], split_seeds, kept, place)
     step, of_edges = None if typed is None else typed.step, (graphs, collator.edge_features)
     load = HeteroLoadStage(None, x, None, None, step, counts, buffers_for(device, budget), (), types, *of_edges, typed)
     return choose_strategy(BatchStages(sample, load, collate), memory, threads[1])

@@ -16,6 +16,7 @@ from torch_geometric.data import Data
 
 from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.graph.blocks import EDGE_ATTR, EDGE_ID, Block, Subgraph, aggregated_block, blocks_of, graph_block
+from ooc.graph.device_subgraph import DeviceSubgraph
 from ooc.graph.hetero import EdgeKey, EdgeSample
 from ooc.graph.mapped_topology import looked_up
 from ooc.loading.arguments import InputNodes, names_of
@@ -51,7 +52,7 @@ class SampledBatch:
     position: NDArray[np.int64]
     """int64[b]: where the seeds stand in the loader's input nodes"""
     subgraph: Any
-    """a `Subgraph`, of a graph of several types a `HeteroSubgraph`"""
+    """a `Subgraph`, or a `DeviceSubgraph` that was sampled on the GPU; of a graph of several types a `HeteroSubgraph`"""
     links: Links | None = None
     """to predict; None in a batch of nodes"""
 
@@ -207,12 +208,12 @@ def edge_index_of(subgraph: Subgraph) -> NDArray[np.int64]:
     return edge_index
 
 
-def column_of(graph: Graph, subgraph: Subgraph | EdgeSample, name: str) -> AnyArray:
+def column_of(graph: Graph, subgraph: Subgraph | DeviceSubgraph | EdgeSample, name: str) -> AnyArray:
     """A column of the graph for sampled edges [e]: what was read for them, else looked up by slot."""
     return subgraph.columns[name] if name in subgraph.columns else looked_up(graph.columns[name], subgraph.slot)
 
 
-def edge_ids_of(graph: Graph, subgraph: Subgraph | EdgeSample) -> NDArray[np.int64]:
+def edge_ids_of(graph: Graph, subgraph: Subgraph | DeviceSubgraph | EdgeSample) -> NDArray[np.int64]:
     """int64[e]: the edges' positions in the input, which address edge features."""
     kept = EDGE_ID in graph.columns or EDGE_ID in subgraph.columns
     return np.asarray(column_of(graph, subgraph, EDGE_ID) if kept else subgraph.slot, np.int64)
@@ -236,12 +237,15 @@ def with_edge_ids(graph: Graph, drawn: SampledBatch, count: int) -> SampledBatch
     return replace(drawn, subgraph=replace(subgraph, columns={**subgraph.columns, EDGE_ID: e_id}))
 
 
-def block_of(graph: Graph, subgraph: Subgraph, edge_index: Tensor, induced: bool = False) -> Block:
+def block_of(graph: Graph, subgraph: Subgraph | DeviceSubgraph, edge_index: Tensor, induced: bool = False) -> Block:
     """The block of the first layer, with the whole graph's degrees, self-loops and weights of its nodes and edges.
 
     induced: the subgraph has all edges between its nodes, and counts as a graph of its own: degrees and weights are its own.
     """
     weight = np.asarray(column_of(graph, subgraph, "weight"), np.float32) if "weight" in graph.columns else None
+    if isinstance(subgraph, DeviceSubgraph):
+        there = edge_index, subgraph.edge_indptr, weight
+        return graph_block(graph, subgraph.node, sum(subgraph.num_nodes[:-1]), *there, degree=subgraph.degree)
     num_dst = len(subgraph.indptr) - 1
     block = graph_block(graph, subgraph.node, num_dst, edge_index, subgraph.indptr, weight)
     if subgraph.stands_for is not None:
@@ -298,13 +302,14 @@ class Collator:
         return not {*self.columns, *ids, *self.edge_values.values()} <= {*there}
 
     def __call__(self, loaded: LoadedBatch, input_id: NDArray[np.int64], seed_time: AnyArray | None = None) -> Data:
-        subgraph: Subgraph = loaded.drawn.subgraph
-        edge_index = torch.from_numpy(edge_index_of(subgraph))
+        subgraph: Any = loaded.drawn.subgraph
+        there: DeviceSubgraph | None = subgraph if isinstance(subgraph, DeviceSubgraph) else None
+        edge_index = torch.from_numpy(edge_index_of(subgraph)) if there is None else there.edge_index
         first = block_of(self.graph, subgraph, edge_index, self.induced)
         features = [each.gather.tensor(found) for each, found in zip(self.edge_features, loaded.edge_features, strict=True)]
         if features:
             first = first._replace(edge_attr=features[0])
-        data = Data(edge_index=edge_index, num_nodes=len(subgraph.node))
+        data = Data(edge_index=edge_index, num_nodes=subgraph.size[0])
         if loaded.x is not None:
             assert self.gather is not None
             data.x = self.gather.tensor(loaded.x)
@@ -318,9 +323,10 @@ class Collator:
             data.edge_norm = first.share
         for feature, values in zip(self.edge_features, features, strict=True):
             data[feature.name] = values
-        data.n_id = torch.from_numpy(subgraph.node)
+        data.n_id = torch.from_numpy(subgraph.node) if there is None else there.n_id
         if self.edge_ids:
-            data.e_id = torch.from_numpy(edge_ids_of(self.graph, subgraph))
+            are_slots = there is not None and EDGE_ID not in {*self.graph.columns, *there.columns}
+            data.e_id = subgraph.edge_slot if are_slots else torch.from_numpy(edge_ids_of(self.graph, subgraph))
         for name, members in self.masks.items():
             data[name] = torch.from_numpy(members.contains(subgraph.node))
         for name, values in self.values.items():

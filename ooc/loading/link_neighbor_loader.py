@@ -20,6 +20,7 @@ from ooc.loading.input_links import InputLinks, attr_for, labels_for, negatives_
 from ooc.loading.link_type import LinkType
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.ranks import share_of
+from ooc.loading.sample_device import checked_device
 from ooc.loading.sampling import Sampling
 from ooc.loading.stages import Order
 from ooc.loading.stored_edge_split import StoredEdgeSplit
@@ -63,7 +64,7 @@ class LinkNeighborLoader(NeighborLoader):
         edge_label_time: Until when a link's tree reaches, [k], one a link; of all edges in order of edge id. None: the times of
             the edges, where `time_attr` names those. Negatives are of nodes that are there by then. Batches have it as
             `edge_label_time`, triplets as `seed_time`.
-        disjoint, time_attr, temporal_strategy, sampler: As of NeighborLoader; times need the links' own.
+        disjoint, time_attr, temporal_strategy, sampler, sample_device: As of NeighborLoader; times need the links' own.
         neg_sampling: None, "binary" (random pairs of nodes), "triplet" (random destinations of each source), or PyG's
             `NegativeSampling` or a dict with mode, amount (negatives a link), src_weight and dst_weight ([N], what nodes are
             drawn in proportion to).
@@ -132,6 +133,7 @@ class LinkNeighborLoader(NeighborLoader):
         pre_aggregation: PreAggregation | None = None,
         sample_threads: int = 1,
         read_threads: int = 2,
+        sample_device: Literal["auto", "cpu", "cuda"] = "auto",
         **arguments: Any,
     ) -> None:
         own = list(inspect.signature(LinkNeighborLoader).parameters)
@@ -139,7 +141,8 @@ class LinkNeighborLoader(NeighborLoader):
         data = dataset_of(data)
         of, edge_label_index = LinkType.asked(data, edge_label_index)
         times = disjoint, time_attr, temporal_strategy
-        sampling = Sampling.of(data, num_neighbors, replace, weight_attr, *times, sampler=sampler)
+        how: dict[str, Any] = {"sampler": sampler, "device": checked_device(sample_device)}
+        sampling = Sampling.of(data, num_neighbors, replace, weight_attr, *times, **how)
         budget = budget or plan_memory(data)
         x = of.target.stored("x") if features and of.target.num_features and not data.is_hetero else None
         stay = not data.is_hetero and edges_stay_on_disk(data, [x], sampling.weight, budget)

@@ -33,6 +33,7 @@ from ooc.loading.hetero import HeteroCollator
 from ooc.loading.hetero_rows import TypeRows
 from ooc.loading.input_links import InputLinks
 from ooc.loading.ranks import share_of
+from ooc.loading.sample_device import checked_device
 from ooc.loading.sampling import HGTSampling, Sampling, graphs_of
 from ooc.loading.stages import Labels, Order
 from ooc.loading.stored_edge_split import held_out_edges
@@ -200,6 +201,9 @@ class NeighborLoader(SeedLoader):
             Batches are the same.
         sample_threads: That sample.
         read_threads: That gather rows in memory.
+        sample_device: Where neighbors are sampled: "cpu", "cuda" (the GPU that batches go to, with the topology in its memory),
+            or "auto", the GPU where that can be done and pays. Batches are the same; `loader.sample_place` says which it is,
+            and why.
         arguments: PyG's and DataLoader's others are accepted where they change nothing, with a warning that threads do the
             work; one that asks for something else is refused.
 
@@ -253,12 +257,14 @@ class NeighborLoader(SeedLoader):
         pack: int | str | tuple[int | str, Path | str] | None = None,
         sample_threads: int = 1,
         read_threads: int = 2,
+        sample_device: Literal["auto", "cpu", "cuda"] = "auto",
         **arguments: Any,
     ) -> None:
         check_pyg_arguments({"num_workers": num_workers, **arguments}, list(inspect.signature(NeighborLoader).parameters))
         data = dataset_of(data)
         times = disjoint, time_attr, temporal_strategy
-        sampling = Sampling.of(data, num_neighbors, replace, weight_attr, *times, subgraph_type, sampler)
+        how = subgraph_type, sampler, checked_device(sample_device)
+        sampling = Sampling.of(data, num_neighbors, replace, weight_attr, *times, *how)
         nodes = sampling.with_times(data, input_nodes_of(data, input_nodes, input_id), input_time)
         nodes = replace_in(nodes, held_out=held_out_edges(data, edge_split))
         if nodes.held_out and sampling.subgraph_type == "induced":

@@ -49,6 +49,8 @@ class Sampling:
     """the edges of a batch: those sampled, all between its nodes, or those sampled in both directions"""
     labor: Labor | None = None
     """draws by random numbers of the sources; None: independent draws at each node"""
+    device: str = "cpu"
+    """where the user wants it sampled, see `ooc.loading.sample_device`"""
 
     @property
     def batch_dependency(self) -> int:
@@ -104,6 +106,7 @@ class Sampling:
         temporal_strategy: str = "uniform",
         subgraph_type: Any = "directional",
         sampler: Any = None,
+        device: str = "cpu",
     ) -> "Sampling":
         """From PyG's arguments. Raises ConfigError where they do not fit the data set, or one another."""
         graphs = graphs_of(ds)
@@ -127,7 +130,7 @@ class Sampling:
         times = None if time_attr is None else times_of(ds, time_attr, temporal_strategy == "last")
         disjoint = bool(disjoint) or times is not None
         fanout = fanouts_of(ds, num_neighbors)
-        return cls(fanout, bool(replace), weight, weight_attr, disjoint, times, time_attr, kind, labor)
+        return cls(fanout, bool(replace), weight, weight_attr, disjoint, times, time_attr, kind, labor, device)
 
     @property
     def identity(self) -> dict[str, Any]:

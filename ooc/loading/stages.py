@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ooc.graph.aggregation import Factors, FirstLayerAggregates, PreAggregation, RowDecoder, gathered, without_last_hop
 from ooc.graph.blocks import EDGE_ID, Subgraph
+from ooc.graph.device_subgraph import DeviceSubgraph
 from ooc.graph.mapped_topology import HeteroTopology, Topology
 from ooc.loading.arguments import InputNodes
 from ooc.loading.batch_bytes import BatchLimit
@@ -80,6 +81,19 @@ class Order:
         return batch_key(self.seed, self.rank, cursor.epoch * self.steps + cursor.step, self.batch_dependency)
 
 
+class SamplePlace(NamedTuple):
+    """Where neighbors are sampled. device: the GPU; None for the CPU. why: for people."""
+
+    device: torch.device | None
+    why: str
+
+    def __str__(self) -> str:
+        return f"neighbors are sampled {'by the CPU' if self.device is None else f'on {self.device}'}: {self.why}"
+
+
+ON_CPU = SamplePlace(None, "nothing else can be asked for")
+
+
 @dataclass
 class ReadCounts:
     """What was read so far, for batches not yet delivered too."""
@@ -133,6 +147,7 @@ class SampleStage:
     """whether a batch beyond the limit is halved, and again, into more batches"""
     kept_bytes: int = 0
     """of the draws that a thread keeps for further batches, where batches are drawn one by one"""
+    place: SamplePlace = ON_CPU
 
     @property
     def one_by_one(self) -> bool:
@@ -411,7 +426,9 @@ class LoadStage:
         assert self.pre_aggregation is not None
         assert self.graph is not None
         factors = self.pre_aggregation.factors(self.graph, drawn.subgraph)
-        return factors, replace(drawn, subgraph=without_last_hop(drawn.subgraph))
+        here = isinstance(drawn.subgraph, DeviceSubgraph)
+        rest = drawn.subgraph.without_last_hop() if here else without_last_hop(drawn.subgraph)
+        return factors, replace(drawn, subgraph=rest)
 
     def labels_of(self, drawn: SampledBatch) -> AnyArray | None:
         return None if self.labels is None else self.labels.of(drawn.subgraph)

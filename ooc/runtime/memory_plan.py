@@ -42,6 +42,8 @@ PACKED_SPAN_SHARE = 1024
 """Reads of packed batches are planned for a row in 1,024 bytes of the batches' memory at once, which takes a twelfth of it"""
 RANKED_SHARE = 2
 """Groups of sources that are ranked take half of what the memory leaves; the rest is for what torch and the reads take"""
+DEVICE_TOPOLOGY_SHARE = 2
+"""A topology is sampled on the GPU by itself if it takes at most half of the memory that is free there"""
 _FREED_BYTES, _FREED_SHARE = 80 * 10**6, 10
 _HISTORY_SHARE = 4
 _TRIAL_BYTES = 2**29

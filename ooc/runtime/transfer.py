@@ -70,7 +70,9 @@ class StorageRegions:
     def __init__(self, batch: Any) -> None:
         self.at: dict[int, StorageRegion] = {}
         self.complete = True
-        """whether everything in the batch that could be on a device is included"""
+        """whether everything in the batch that could be on a device is included, or in `elsewhere`"""
+        self.elsewhere: list[Tensor] = []
+        """tensors that are on a device"""
         self._batch = batch
         self._tensors: list[Tensor] = []
         map_leaves(batch, self._add)
@@ -85,6 +87,8 @@ class StorageRegions:
             region.first, region.stop = min(region.first, first), max(region.stop, stop)
             if storage.nbytes() > region.storage.nbytes():  # two storages over one array
                 region.storage = storage
+        elif type(leaf) is Tensor and leaf.device.type != "cpu":
+            self.elsewhere.append(leaf)
         elif not _is_plain(leaf):
             self.complete = self.complete and not callable(getattr(leaf, "to", None))
         return leaf
@@ -147,7 +151,7 @@ def pin(batch: Any) -> Any:
 
 
 class ResidentBatch(NamedTuple):
-    """A batch on the device and the memory of its tensors."""
+    """A batch on the device and the memory of its tensors, those that were there among them."""
 
     batch: Any
     memory: list[Tensor]
@@ -186,7 +190,8 @@ class Copier:
                     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # lets the thread sleep
                     event.record(self._stream)
                     event.synchronize()
-            return ResidentBatch(regions.rebuilt(copies), [copy for _, copy in under_way], regions.complete)
+            complete = regions.complete and all(each.device == self.device for each in regions.elsewhere)
+            return ResidentBatch(regions.rebuilt(copies), [copy for _, copy in under_way] + regions.elsewhere, complete)
 
     def _copies(self, regions: StorageRegions, under_way: list[tuple[Tensor, Tensor]]) -> dict[int, Tensor]:
         """Return uint8 device copies of the regions, by address."""

@@ -350,14 +350,20 @@ class NeighborSampler(EdgeSampler):
 
     def need(self, builder: SubgraphBuilder, hop: int) -> HopBound:
         """Return the upper bounds after hop `hop`. Raises BudgetError if they may exceed `max_bytes`."""
-        nodes, done = builder.nodes, sum(builder.edges.num_edges)
-        stop, batch_size = nodes.size, nodes.num_nodes[0]
-        sampled, hub, degree = self.count(nodes, builder.edges, hop)
+        nodes, counted, beside = builder.nodes, self.count(builder.nodes, builder.edges, hop), 0
+        if self.by_source is not None:
+            beside = self.by_source.scratch_bytes(nodes.node[slice(*nodes.expanding)], self.fanout[hop])
+        return self.checked_bound(hop, counted, nodes.num_nodes, sum(builder.edges.num_edges), beside)
+
+    def checked_bound(
+        self, hop: int, counted: tuple[int, int, int], num_nodes: Sequence[int], done: int, beside: int = 0
+    ) -> HopBound:
+        """The upper bounds after hop `hop`, of which `count` gives (edges, hub, degree). num_nodes: of the hops before; done:
+        their edges; beside: bytes for the draws. Raises BudgetError if the batch may exceed `max_bytes`."""
+        (sampled, hub, degree), stop, batch_size = counted, sum(num_nodes), num_nodes[0]
         most = HopBound(sampled, degree, min(stop + sampled, self.num_nodes + batch_size), done + sampled, stop)
         need = edge_bytes(most.num_edges, most.num_expanded, self.weighted) + node_bytes(most.num_nodes, self.row_bytes)
-        need += self.expanded_bytes * most.num_expanded + self.kept_bytes
-        if self.by_source is not None:
-            need += self.by_source.scratch_bytes(nodes.node[slice(*nodes.expanding)], self.fanout[hop])
+        need += self.expanded_bytes * most.num_expanded + self.kept_bytes + beside
         if self.max_bytes is not None and need > self.max_bytes:
             raise BudgetError(
                 f"hop {hop + 1} of fan-out {list(self.fanout)} samples {sampled} edges, so the batch may need "

@@ -181,6 +181,7 @@ class BatchMode(NodeMode):
     def _sampling(self) -> dict[str, Any]:
         config = self.config
         common: dict[str, Any] = {"replace": config.replace, "weight_attr": config.weight_attr, "device": self.device}
+        common["sample_device"] = config.sample_device
         if self.table_shapes:
             rooms = config.accumulate, self.budget.table_rows
             common["beside"] = bytes_per_node(self.table_shapes, config.optimizer, *rooms)
@@ -464,6 +465,11 @@ class SampledMode(BatchMode):
     prefers_exact = False
     typed = True
     traits = ModeTraits(0, "sampled neighborhoods", "none")
+
+    def notes(self) -> list[str]:
+        """See `Mode`; with a GPU also where neighbors are sampled."""
+        place = [str(self.loader.sample_place)] if self.device.type == "cuda" else []
+        return [*super().notes(), *place]
 
     def _make_loader(self) -> BatchLoader:
         config = self.config

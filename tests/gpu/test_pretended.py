@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 import ooc
 from ooc.config.modes import class_of
 from ooc.stores.build import write_store
+from ooc.stores.errors import ConfigError
 from ooc.stores.graph import Graph
 from ooc.training.checkpoint import read_metrics
 from ooc.training.loop import train
@@ -43,6 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "gcn, weights": {**HOPS, "model": "gcn", "weight_attr": "weight"},
     "gat": {**HOPS, "model": "gat", "heads": 2},
+    "gat, sampled on the GPU": {**HOPS, "model": "gat", "heads": 2, "in_memory": True},
     "gin": {**HOPS, "model": "gin"},
     "gcnii": {"model": "gcnii", "layers": 4, "batch_size": 64, "fanout": [3] * 4},
     "appnp": {"model": "appnp", "layers": 3, "batch_size": 64, "fanout": [3] * 3},
@@ -105,6 +107,10 @@ class Counted(LineWatcher):
     def __init__(self, device: PretendedDevice) -> None:
         super().__init__()
         self._counts, self.steps = device.counts, []  # type: list[tuple[int, Counter[str]]]
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
     def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
         self.steps.append((epoch, self._counts.number.copy()))
@@ -141,6 +147,24 @@ def test_outputs_of_all_nodes_are_computed_on_the_device(trained: Any, kind: str
         operations = device.counts[OPERATION]
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
     assert operations > 4
+
+
+@pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
+def test_runs_sampled_on_the_device_have_the_same_bits(stores: dict[str, Path], tmp_path: Path, model: str) -> None:
+    given = {**HOPS, "model": model, "store": stores["multiclass"], "in_memory": True, "hidden": 8, "epochs": 2, "threads": 1}
+    losses, notes = {}, {}
+    with pretended_cuda() as device:
+        for name in ("cpu", "cuda"):
+            watcher, out = Counted(device), tmp_path / name
+            train(class_of(given)(**given, out=out, device="cuda", sample_device=name), watcher=watcher)
+            losses[name], notes[name] = [line["loss"] for line in read_metrics(out)[0]], watcher.notes
+            assert watcher.most(SYNC) <= 1, device.counts.told(SYNC)
+            assert watcher.most(PAGEABLE) == 0, device.counts.told(PAGEABLE)
+    assert losses["cuda"] == losses["cpu"]
+    assert any(note.startswith("neighbors are sampled on cuda") for note in notes["cuda"])
+    assert "neighbors are sampled by the CPU: it was asked for" in notes["cpu"]
+    with pytest.raises(ConfigError, match="set device to cuda too"):
+        train(class_of(given)(**given, out=tmp_path / "no", device="cpu", sample_device="cuda"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

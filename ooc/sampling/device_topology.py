@@ -1,0 +1,113 @@
+"""A graph's topology in a device's memory, and what sampling keeps beside it there."""
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ooc.runtime.transfer import to_device
+from ooc.sampling.neighbor import damaged_slot
+from ooc.stores.errors import StoreError
+from ooc.stores.graph import Graph
+
+UNSEEN = 2**31 - 1
+"""of a node that the batch has not met"""
+_PIECE = 2**21
+"""numbers copied to the device at once"""
+_made: "weakref.WeakKeyDictionary[Graph, dict[torch.device, DeviceTopology]]" = weakref.WeakKeyDictionary()
+_made_lock = threading.Lock()
+
+
+def device_bytes(graph: Graph) -> int:
+    """Bytes that sampling a graph on a device takes of its memory, beside batches."""
+    return graph.indptr.nbytes + graph.indices.nbytes + 4 * graph.num_nodes
+
+
+class DeviceTopology:
+    """`indptr` (int64[N+1]) and `indices` (int32|int64[E]) on the device, copied when they are first asked for.
+
+    `seen` (int32[N]) numbers the nodes of the batch under way: one batch is sampled at a time, on a stream of its own.
+    """
+
+    def __init__(self, graph: Graph, device: torch.device) -> None:
+        self._graph, self.device = weakref.ref(graph), device
+        self._lock, self._there = threading.Lock(), False
+        self._stream: Any = None
+        self.indptr, self.indices, self.seen = (torch.empty(0) for _ in range(3))
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """For a batch: no other one is sampled meanwhile, and when it ends all streams may read what it made."""
+        with self._lock, self._on_stream():
+            if not self._there:
+                self._copy()
+            try:
+                yield
+            except BaseException:
+                self.seen.fill_(UNSEEN)
+                raise
+            finally:
+                if self._stream is not None:
+                    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # lets the thread sleep
+                    event.record(self._stream)
+                    event.synchronize()
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        if self.device.type != "cuda":
+            with nullcontext():
+                yield
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            yield
+
+    def _copy(self) -> None:
+        """Copy the topology. Raises StoreError where it is damaged."""
+        graph = self._graph()
+        assert graph is not None
+        indptr, num_edges = np.asarray(graph.indptr), graph.num_edges
+        falls = np.flatnonzero(indptr[1:] < indptr[:-1])
+        if len(falls):
+            raise StoreError(f"indptr decreases at node {falls[0]}: the store is damaged; run `ooc verify` on it")
+        if indptr[0] < 0 or indptr[-1] > num_edges:
+            raise damaged_slot(min(int(indptr[0]), num_edges))
+        self.indptr = _copied(indptr, self.device)
+        self.indices = _copied(np.asarray(graph.indices), self.device, graph.num_sources)
+        self.seen = torch.full((graph.num_nodes,), UNSEEN, dtype=torch.int32, device=self.device)
+        self._there = True
+
+
+def _copied(array: NDArray[Any], device: torch.device, below: int | None = None) -> Tensor:
+    """A copy on the device, made in pieces. Raises StoreError for node ids outside 0..below-1."""
+    out = torch.empty(len(array), dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, device=device)
+    for first in range(0, len(array), _PIECE):
+        piece = array[first : first + _PIECE]
+        if below is not None and not 0 <= int(piece.min()) <= int(piece.max()) < below:
+            raise damaged_slot(first + int(np.argmax((piece < 0) | (piece >= below))))
+        out[first : first + len(piece)] = to_device([torch.from_numpy(np.array(piece))], device)[0]
+    return out
+
+
+def device_topology(graph: Graph, device: torch.device) -> DeviceTopology:
+    """The one of a graph on a device, which loaders share."""
+    device = _numbered(device)
+    with _made_lock:
+        return _made.setdefault(graph, {}).setdefault(device, DeviceTopology(graph, device))
+
+
+def is_there(graph: Graph, device: torch.device) -> bool:
+    """Whether a loader has the device's memory for the graph's topology already."""
+    with _made_lock:
+        return _numbered(device) in _made.get(graph, {})
+
+
+def _numbered(device: torch.device) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device

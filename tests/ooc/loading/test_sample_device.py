@@ -1,0 +1,143 @@
+"""Batches sampled on the GPU are the CPU's, and where they are sampled is chosen and said."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ooc
+from ooc.graph.device_subgraph import DeviceSubgraph
+from ooc.models.builders import build_model
+from ooc.sampling import device_topology
+from ooc.stores.build import write_store
+from ooc.stores.errors import ConfigError
+from ooc.stores.graph import Graph
+from tests.conftest import random_edges
+from tests.pretended_cuda import PAGEABLE, SYNC, pretended_cuda
+
+NODES = 300
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "weights and loops"])
+def store(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(0)
+    src, dst = random_edges(NODES, 4000)
+    columns = {}
+    if request.param:
+        src[:50] = dst[:50]
+        columns["weight"] = rng.random(4000, np.float32)
+    x, y = rng.standard_normal((NODES, 12), dtype=np.float32), rng.integers(0, 3, NODES)
+    splits = {"train": np.arange(0, NODES, 2), "val": np.arange(1, NODES, 4), "test": np.arange(3, NODES, 4)}
+    graph = Graph.from_edges(src, dst, NODES, **columns)
+    path = tmp_path_factory.mktemp("store") / "s.ooc"
+    return write_store(path, graph, x=x, y=y, task="multiclass", num_classes=3, splits=splits)
+
+
+def fields(batch: Any) -> dict[str, Any]:
+    """Everything in a batch, on the host."""
+    found = {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in batch.to_dict().items()}
+    blocks = [[each.cpu() if isinstance(each, torch.Tensor) else each for each in block] for block in found.pop("blocks")]
+    x = found.pop("x")
+    return {**found, "x": [each.cpu() for each in x] if isinstance(x, tuple) else x, "blocks": blocks}
+
+
+def alike(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return bool(one == other)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"replace": True, "edge_ids": False}, {"split_seeds": True, "shuffle": False}, {"aggregates": True}],
+    ids=["all fields", "replace", "in halves", "aggregates"],
+)
+def test_batches_are_the_cpu_s(store: Path, options: dict[str, Any]) -> None:
+    given = {"num_neighbors": [4, 3], "input_nodes": "train", "batch_size": 32, "shuffle": True, "seed": 3, **options}
+    given["num_neighbors"] = given["num_neighbors"] if not options.get("split_seeds") else [-1, 3]
+    if given.pop("aggregates", False):
+        given["pre_aggregation"] = ooc.models.pre_aggregation_of(build_model("sage", 12, 8, 3, 2))
+    with ooc.open(store, in_memory=True) as ds, pretended_cuda():
+        batches: dict[str, list[Any]] = {}
+        for where in ("cpu", "cuda"):
+            loader = ooc.NeighborLoader(ds, device="cuda", sample_device=where, **given)
+            assert (loader.sample_place.device is not None) == (where == "cuda")
+            batches[where] = [fields(batch) for _ in range(2) for batch in loader]
+            batches[where].append(fields(loader(torch.tensor([0, 3, 3]))) if "pre_aggregation" not in given else {})
+        torch.cuda.synchronize()
+    # calls draw by torch's generator: their seeds are the same, their neighbors may differ
+    assert alike(batches["cpu"][:-1], batches["cuda"][:-1])
+
+
+def test_tensors_come_from_the_sampler_and_wait_for_nothing(store: Path) -> None:
+    with ooc.open(store, in_memory=True) as ds, pretended_cuda() as device:
+        loader = ooc.NeighborLoader(ds, [4, 3], "train", 32, device="cuda", seed=0, edge_ids=False)
+        assert loader.sample_place.device is not None
+        drawn = loader.strategy.stages.sample.sample(ooc.runtime.keyed_random.Cursor(0, 0)).subgraph
+        assert isinstance(drawn, DeviceSubgraph)
+        assert drawn.edge_index.is_cuda
+        assert drawn.host.keys() == ({"edge_slot"} if "weight" in ds.graph.columns else set())  # which mapped columns need
+        before = device.counts[SYNC], device.counts[PAGEABLE]
+        for batch in loader:
+            assert all(each.is_cuda for each in (batch.x, batch.y, batch.edge_index, batch.n_id, batch.blocks[0].degree))
+        assert (device.counts[SYNC], device.counts[PAGEABLE]) == before
+
+
+REFUSED = {
+    "weight": ({"weight_attr": "weight"}, "drawn by weight"),
+    "labor": ({"sampler": "labor"}, "LABOR draws"),
+    "trees": ({"disjoint": True}, "tree of its own"),
+    "induced": ({"subgraph_type": "induced"}, "edges are induced"),
+    "transform": ({"transform": lambda batch: batch}, "transform takes batches"),
+    "split": ({"edge_split": ooc.EdgeSplit(val=0.1, test=0.1)}, "edges of other splits"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_the_gpu_cannot_sample_stays_on_the_cpu(store: Path, kind: str) -> None:
+    options, why = REFUSED[kind]
+    with ooc.open(store, in_memory=True) as ds, pretended_cuda():
+        if kind == "weight" and "weight" not in ds.graph.columns:
+            pytest.skip("there are no weights")
+        place = ooc.NeighborLoader(ds, [3, 3], "train", 32, device="cuda", **options).sample_place
+        assert place.device is None
+        assert why in str(place)
+        with pytest.raises(ConfigError, match=why):
+            ooc.NeighborLoader(ds, [3, 3], "train", 32, device="cuda", sample_device="cuda", **options)
+
+
+def test_places_say_why(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = ooc.models.pre_aggregation_of(build_model("sage", 12, 8, 3, 2))
+
+    def place(**options: Any) -> str:
+        return str(ooc.NeighborLoader(ds, [3, 3], "train", 32, **options).sample_place)
+
+    with ooc.open(store, in_memory=True) as ds, pretended_cuda():
+        assert place() == "neighbors are sampled by the CPU: batches go there"
+        assert place(device="cuda", sample_device="cpu").endswith("it was asked for")
+        assert "first layer's aggregates" in place(device="cuda", pre_aggregation=step)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10**4, 10**10))
+        assert "of the GPU, which has 10 kB free" in place(device="cuda")
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10**10, 10**10))
+        assert place(device="cuda").startswith("neighbors are sampled on cuda: the topology takes")
+        with pytest.raises(ConfigError, match="set device to cuda too"):
+            place(sample_device="cuda")
+        with pytest.raises(ConfigError, match="sample_device 'gpu' is unknown"):
+            place(sample_device="gpu")
+    with ooc.open(store) as ds, pretended_cuda():
+        assert "features are read from disk" in place(device="cuda")
+
+
+def test_loaders_share_the_topology(store: Path) -> None:
+    with ooc.open(store, in_memory=True) as ds, pretended_cuda():
+        graph = ds.graph
+        for _ in range(2):
+            list(ooc.NeighborLoader(ds, [3], "train", 64, device="cuda"))
+        assert len(device_topology._made[graph]) == 1
+        assert device_topology.is_there(graph, torch.device("cuda"))
