@@ -491,6 +491,7 @@ def _torch_cuda(device: PretendedDevice) -> dict[str, Any]:
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "device_count": lambda: 1,
+        "memory_stats_as_nested_dict": lambda *_: {},
         "get_device_name": lambda *_: "pretended",
         "get_device_capability": lambda *_: (8, 0),
         "is_bf16_supported": lambda *_, **__: True,
@@ -531,6 +532,8 @@ def pretended_cuda() -> Iterator[PretendedDevice]:
         patch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
         patch.setattr(Tensor, "record_stream", lambda *_: None)
         patch.setattr(torch, "autocast", _of_both(torch.autocast))
+        casts = torch.is_autocast_enabled
+        patch.setattr(torch, "is_autocast_enabled", lambda of=None: casts("cpu" if of == "cuda" else of or "cpu"))
         # Tensors are compared where this mode does not answer for their devices.
         patch.setitem(checkpoint._allowed_determinism_checks_to_fns, "default", lambda x: {"shape": x.shape, "dtype": x.dtype})
         patch.setattr(torch._C, "_group_tensors_by_device_and_dtype", device.grouped)

@@ -16,7 +16,8 @@ CONFIG = "config.json"
 """file in a run's directory with its resolved settings"""
 FREE_TO_CHANGE = frozenset(
     {"store", "out", "memory", "engine", "in_memory", "checkpoint_every", "epochs", "max_steps", "eval_splits", "plan"}
-    | {"tensorboard", "log", "patience", "placement", "disk", "pack", "sample_device", "verify_reads"}
+    | {"tensorboard", "log", "patience", "placement", "disk", "pack", "verify_reads"}
+    | {"sample_device", "sample_threads", "read_threads"}
 )
 """keys a resumed run may change: they affect where bytes come from or when the run ends, never a step's loss"""
 
@@ -66,6 +67,7 @@ Words = Annotated[list[str], BeforeValidator(_numbers)]
 Counts = Annotated[list[Annotated[int, Field(gt=0, le=10_000)]], BeforeValidator(_numbers)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(gt=0, lt=2**31)]
+Threads = Annotated[int, Field(gt=0, le=1024)]
 Width = Annotated[int, Field(gt=0, le=2**16)]
 """columns of a layer: a square matrix of this size already takes 17 GB"""
 Depth = Annotated[int, Field(gt=0, le=10_000)]
@@ -171,9 +173,10 @@ class RunConfig(BaseModel):
     features: Annotated[dict[str, str], BeforeValidator(_pairs)] = Field(
         default_factory=dict, description="Read a node array from elsewhere (Zarr or LMDB): name=path; repeatable."
     )
-    threads: Annotated[int, Field(gt=0, le=1024)] | None = Field(
+    threads: Threads | None = Field(
         default=None, description="Number of torch threads; a resumed run keeps the recorded number."
     )
+    tf32: bool = Field(default=False, description="TF32 in matrix products of float32, on GPUs: faster, 10 bits of mantissa.")
     seed: int = Field(default=0, ge=0, lt=2**63, description="Random seed.")
     checkpoint_every: Positive | None = Field(
         default=None, description="Steps between checkpoints; by default every few seconds, at most 5 % of the time."

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ooc.config.base import Depth, DeviceName, Fraction, Positive, Size, changed, check_settings, parse
+from ooc.config.base import Depth, DeviceName, Fraction, Positive, Size, Threads, changed, check_settings, parse
 from ooc.config.fan_outs import ALL_OTHERS, FanOuts, by_edge_type, fanout_text, parsed
 from ooc.config.labels import LabelConfig
 from ooc.stores.sizes import parse_bytes
@@ -26,6 +26,7 @@ OWN = {
         "weight_attr",
         "pack",
         "sample_device",
+        "read_threads",
     ),
     "cluster": _PARTS,
     "saint": ("saint", "roots", "walk_length", "saint_coverage"),
@@ -176,6 +177,12 @@ class TrainConfig(NodeConfig):
     accumulate: Positive = Field(default=1, description="Batches whose gradients are accumulated per optimizer step.")
     precision: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="Autocast: fp32 (none), bf16 or fp16.")
     compile: bool = Field(default=False, description="Compile the model with torch.compile; for GPUs, no faster on CPUs.")
+    sample_threads: Threads | None = Field(
+        default=None, description="Threads that sample; by default by the cores. Results do not depend on it."
+    )
+    read_threads: Threads | None = Field(
+        default=None, description="Threads that gather rows in RAM; by default by the cores. Results do not depend on it."
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -25,7 +25,7 @@ TRAIN: Topics = {
     ),
     "Optimization": (
         "epochs lr weight_decay max_steps",
-        "optimizer updates grad_clip precision",
+        "optimizer updates grad_clip precision tf32",
     ),
     "Evaluation": (
         "monitor patience evaluate",
@@ -33,7 +33,8 @@ TRAIN: Topics = {
     ),
     "Machine": (
         "memory device threads",
-        "sample_device in_memory engine verify_reads features placement disk pack activation_checkpointing compile",
+        "sample_device sample_threads read_threads in_memory engine verify_reads features placement disk pack "
+        "activation_checkpointing compile",
     ),
 }
 """settings of a run"""

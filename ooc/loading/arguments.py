@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -253,6 +253,8 @@ class InputNodes:
     time: AnyArray | None = None
     node_time: AnyArray | None = None
     held_out: Mapping[EdgeKey, HeldOut] = field(default_factory=dict)
+    most_seeds: ClassVar[int] = 1
+    """of an input node"""
 
     def __len__(self) -> int:
         return self.count

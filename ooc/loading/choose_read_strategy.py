@@ -131,7 +131,8 @@ def neighbor_strategy(
     if sampling.disjoint or sampling.whole:
         draw = drawing(ds, sampling, most, {ds.node_types[0]: per_node}, ds.node_types[0], order.nodes.held_out, cold)
     kept = sampling.kept_bytes(ds)
-    sample = SampleStage(order, draw, topology, memory, counts, frontier, threads[0], split_seeds, kept, place)
+    samplers = threads[0] if place.device is None else 1
+    sample = SampleStage(order, draw, topology, memory, counts, frontier, samplers, split_seeds, kept, place)
     labels = None if ds.labels is None else Labels(ds.labels, floats=ds.task == "multilabel")
     buffers = buffers_for(device, budget)
     load = LoadStage(ds.graph, x, collator.gather, labels, pre_aggregation, counts, buffers, collator.edge_features)

@@ -82,6 +82,11 @@ class InputLinks:
         return self.of.graph.edge_ids(self._slot(position))
 
     @property
+    def most_seeds(self) -> int:
+        """Seeds of a link at most: its ends, and those of its negatives."""
+        return 2 + (0 if self.negatives is None else 2 * math.ceil(self.negatives.amount))
+
+    @property
     def held_out(self) -> Mapping[EdgeKey, HeldOut]:
         """Edges that carry no messages in any batch, by edge type."""
         return {} if self.split is None else self.split.held_out_of((self.of.key, *self.of.reverses))

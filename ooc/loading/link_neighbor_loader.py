@@ -24,6 +24,7 @@ from ooc.loading.sample_device import checked_device
 from ooc.loading.sampling import Sampling
 from ooc.loading.stages import Order
 from ooc.loading.stored_edge_split import StoredEdgeSplit
+from ooc.loading.threads import LoaderThreads
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.sampling.edge_split import EdgeSplit
 from ooc.sampling.labor import Labor
@@ -131,8 +132,8 @@ class LinkNeighborLoader(NeighborLoader):
         budget: MemoryPlan | None = None,
         beside: Mapping[str, int] | None = None,
         pre_aggregation: PreAggregation | None = None,
-        sample_threads: int = 1,
-        read_threads: int = 2,
+        sample_threads: int | None = None,
+        read_threads: int | None = None,
         sample_device: Literal["auto", "cpu", "cuda"] = "auto",
         **arguments: Any,
     ) -> None:
@@ -165,12 +166,13 @@ class LinkNeighborLoader(NeighborLoader):
             batch_dependency=sampling.batch_dependency,
             **share._asdict(),
         )
-        check_numbers(order, sample_threads=sample_threads, read_threads=read_threads)
+        threads = LoaderThreads(sample_threads, read_threads)
+        check_numbers(order, **threads.given)
         self._set_up(
             data,
             order,
             sampling,
-            (sample_threads, read_threads),
+            threads,
             transform=transform,
             pin_memory=pin_memory,
             prefetch=(prefetch_factor, num_workers),

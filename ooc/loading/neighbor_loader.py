@@ -6,6 +6,7 @@ the engine; and the memory, but for `split_seeds`, which says what then depends 
 """
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as replace_in
 from pathlib import Path
@@ -37,6 +38,7 @@ from ooc.loading.sample_device import checked_device
 from ooc.loading.sampling import HGTSampling, Sampling, graphs_of
 from ooc.loading.stages import Labels, Order
 from ooc.loading.stored_edge_split import held_out_edges
+from ooc.loading.threads import LoaderThreads, most_edges
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.runtime.transfer import moved, pins
 from ooc.sampling.hgt import samples_of
@@ -55,7 +57,7 @@ class SeedLoader(BatchLoader):
         data: Dataset,
         order: Order,
         sampling: Sampling,
-        threads: tuple[int, int],
+        threads: LoaderThreads,
         *,
         transform: Callable[[Any], Any] | None,
         pin_memory: bool,
@@ -93,7 +95,8 @@ class SeedLoader(BatchLoader):
         collator = collator_of(data, order.nodes, sampling, dtype, features, of_edges, edge_ids, split_masks, beside or {})
         collate = CollateStage(collator, order.nodes, transform, pin)
         self._sampling = sampling
-        made = data, order, collate, sampling, budget, place, pre_aggregation, split_seeds, threads
+        settled = _threads_of(threads, data, order, sampling, budget, place)
+        made = data, order, collate, sampling, budget, place, pre_aggregation, split_seeds, settled
         strategy = neighbor_strategy(*made, Pack.of(pack, data))
         super().__init__(data, strategy, budget, place, batches)
         self.keeps_blocks = keeps_blocks(strategy, data, budget)
@@ -199,8 +202,9 @@ class NeighborLoader(SeedLoader):
             a batch are written together before it is served, which moves fewer bytes where memory holds the sums of few
             batches (deep fan-outs). A file without a name beside the store has them; a pair ("12GB", folder) says where.
             Batches are the same.
-        sample_threads: That sample.
-        read_threads: That gather rows in memory.
+        sample_threads: Threads that sample; by default one for four cores, or for two where `device` is a GPU, at most 8, and
+            one where batches are large for the memory. Batches do not depend on it.
+        read_threads: Threads that gather rows in memory; by default likewise, but at least two.
         sample_device: Where neighbors are sampled: "cpu", "cuda" (the GPU that batches go to, with the topology in its memory),
             or "auto", the GPU where that can be done and pays. Batches are the same; `loader.sample_place` says which it is,
             and why.
@@ -255,8 +259,8 @@ class NeighborLoader(SeedLoader):
         beside: Mapping[str, int] | None = None,
         pre_aggregation: PreAggregation | None = None,
         pack: int | str | tuple[int | str, Path | str] | None = None,
-        sample_threads: int = 1,
-        read_threads: int = 2,
+        sample_threads: int | None = None,
+        read_threads: int | None = None,
         sample_device: Literal["auto", "cpu", "cuda"] = "auto",
         **arguments: Any,
     ) -> None:
@@ -278,14 +282,15 @@ class NeighborLoader(SeedLoader):
             batch_dependency=sampling.batch_dependency,
             **share._asdict(),
         )
-        check_numbers(order, sample_threads=sample_threads, read_threads=read_threads)
+        threads = LoaderThreads(sample_threads, read_threads)
+        check_numbers(order, **threads.given)
         if split_seeds and shuffle:
             raise ConfigError("split_seeds is for evaluation: training batches must not depend on the memory; drop shuffle")
         self._set_up(
             data,
             order,
             sampling,
-            (sample_threads, read_threads),
+            threads,
             transform=transform,
             pin_memory=pin_memory,
             prefetch=(prefetch_factor, num_workers),
@@ -360,8 +365,8 @@ class HGTLoader(SeedLoader):
         split_masks: bool = True,
         edge_ids: bool = True,
         budget: MemoryPlan | None = None,
-        sample_threads: int = 1,
-        read_threads: int = 2,
+        sample_threads: int | None = None,
+        read_threads: int | None = None,
         **arguments: Any,
     ) -> None:
         own = list(inspect.signature(HGTLoader).parameters)
@@ -373,12 +378,13 @@ class HGTLoader(SeedLoader):
         sampling = HGTSampling(samples_of(num_samples, data.node_types))
         share = share_of(seed, rank, world_size, own_ids=nodes.is_array, in_order=not shuffle)
         order = Order(nodes, batch_size, shuffle, drop_last=drop_last, **share._asdict())
-        check_numbers(order, sample_threads=sample_threads, read_threads=read_threads)
+        threads = LoaderThreads(sample_threads, read_threads)
+        check_numbers(order, **threads.given)
         self._set_up(
             data,
             order,
             sampling,
-            (sample_threads, read_threads),
+            threads,
             transform=transform,
             pin_memory=pin_memory,
             prefetch=(prefetch_factor, num_workers),
@@ -401,6 +407,18 @@ class HGTLoader(SeedLoader):
 
     def _identity(self) -> dict[str, Any]:
         return {**super()._identity(), "mode": "hgt"}
+
+
+def _threads_of(
+    threads: LoaderThreads, ds: Dataset, order: Order, sampling: Sampling, budget: MemoryPlan, device: torch.device | None
+) -> tuple[int, int]:
+    """The threads of a loader's stages; see `LoaderThreads.settled`."""
+    edges = None
+    if sampling.bounded:
+        count = sum(graph.num_edges for graph in graphs_of(ds).values())
+        edges = most_edges(order.batch_size * order.nodes.most_seeds, sampling.fanouts, count)
+    on_gpu = device is not None and device.type == "cuda"
+    return threads.settled(len(os.sched_getaffinity(0)), on_gpu, budget.drawn_ahead, edges)
 
 
 def _check_beside(data: Dataset, beside: Mapping[str, int] | None) -> None:

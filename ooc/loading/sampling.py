@@ -82,17 +82,22 @@ class Sampling:
     @property
     def repeats_neighbors(self) -> bool:
         """Whether a node may have the same neighbors in several batches, so that they can share first-layer sums."""
-        return self.batch_dependency > 1 or any(-1 in fanouts for fanouts in self._fanouts)
+        return self.batch_dependency > 1 or any(-1 in counts for counts in self.fanouts)
 
     @property
-    def _fanouts(self) -> list[Any]:
+    def bounded(self) -> bool:
+        """Whether fan-outs bound what a thread holds as it samples; it keeps draws where batches depend on one another."""
+        return self.labor is None and not self.whole
+
+    @property
+    def fanouts(self) -> list[Any]:
         """Per hop; of several edge types those of each."""
         return list(self.fanout.values()) if isinstance(self.fanout, dict) else [self.fanout]
 
     @property
     def layers(self) -> int | None:
         """Layers that share the block of all nodes and edges; None: each hop has its own."""
-        return max(map(len, self._fanouts), default=0) if self.whole else None
+        return max(map(len, self.fanouts), default=0) if self.whole else None
 
     @classmethod
     def of(

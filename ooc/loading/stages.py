@@ -156,7 +156,8 @@ class SampleStage:
 
     def drawing_bytes(self, nbytes: int) -> int:
         """Bytes of the batches being drawn at once, with hash tables and the draws that are kept. nbytes: of a subgraph."""
-        return self.threads * (4 * nbytes + self.kept_bytes) if self.frontier is None else self.frontier.max_bytes or 0
+        threads = 1 if self.split_seeds else self.threads
+        return threads * (4 * nbytes + self.kept_bytes) if self.frontier is None else self.frontier.max_bytes or 0
 
     def shared(self, limit: BatchLimit, parts: int) -> Self:
         """The same within another limit, for one of so many parts of the frontier's memory."""

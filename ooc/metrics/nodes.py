@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ooc.metrics.class_scores import ClassCounts, ExactRanking
 from ooc.metrics.losses import LabelLoss
+from ooc.runtime.determinism import order_free
 from ooc.stores.errors import ConfigError
 
 EXACT_SCORES = 1 << 22
@@ -211,6 +212,7 @@ class Scores:
         self._positives = torch.zeros(self._channels, dtype=torch.int64, device=device)
         self._negatives = torch.zeros_like(self._positives)
 
+    @order_free()
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add a batch: logits [b, C] (binary: [b, 1]), labels [b] or [b, C]."""
         logits, known = logits.float(), known_labels(labels)
@@ -244,6 +246,7 @@ class Scores:
         else:
             self._ranking.update(probability, target)
 
+    @order_free()
     def compute(self) -> dict[str, float | None]:
         """Return every score, None if it is undefined (no known label, no class with both kinds, or NaN)."""
         if not self._known:

@@ -161,7 +161,7 @@ def measure_device_reads(
         rates: list[list[float]] = [[] for _ in rings]
         for number in range(rounds + 1):  # the first compiles kernels and starts threads
             for ring, found in zip(rings, rates, strict=True):
-                rate = _rate(ring, segments.total, device)
+                rate = measured_rate(ring, segments.total, device)
                 found += [rate] if number else []
     through_host, *kvikio = map(statistics.median, rates)
     why_not = gds.why_not_direct() if why_not is None else why_not
@@ -174,7 +174,7 @@ def _ring_of(name: str, segments: Segments, device: torch.device) -> Iterator[De
         yield ring
 
 
-def _rate(ring: DeviceRing, nbytes: int, device: torch.device) -> float:
+def measured_rate(ring: DeviceRing, nbytes: int, device: torch.device) -> float:
     """Bytes a second of one reading, of an array of `nbytes`."""
     pages, total = PIECE_BYTES // _PAGE_BYTES, -(-nbytes // _PAGE_BYTES)
     begin = int(np.random.default_rng().integers(max(1, total // pages - _ROUND_PIECES + 1))) * pages

@@ -177,6 +177,11 @@ class MemoryPlan:
         return self._part(2)
 
     @property
+    def drawn_ahead(self) -> int:
+        """For the batches that several threads draw at once, where nobody says how many threads: a quarter of one batch."""
+        return self.max_batch // 4
+
+    @property
     def window(self) -> BatchRoom:
         """For a window of events: a tenth; one is read, three are on their way, and one's node states wait to be written."""
         return self._part(10)

@@ -14,9 +14,9 @@ from ooc.runtime.memory import block_policy_restored
 def settings_restored() -> Iterator[None]:
     """Restore, also after an exception, what runs set for the whole process.
 
-    These are torch's random generators, its number of threads, its choice of deterministic algorithms, the limits at which
-    the C library returns memory, `CUBLAS_WORKSPACE_CONFIG`, and the working directory in `sys.path`, from which models are
-    imported.
+    These are torch's random generators, its number of threads, its choice of deterministic algorithms, TF32, the limits at
+    which the C library returns memory, `CUBLAS_WORKSPACE_CONFIG`, and the working directory in `sys.path`, from which models
+    are imported.
 
     >>> with settings_restored():
     ...     torch.manual_seed(0)
@@ -51,12 +51,14 @@ def _algorithms_restored() -> Iterator[None]:
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    precision = torch.get_float32_matmul_precision()
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+        torch.set_float32_matmul_precision(precision)
 
 
 @contextmanager

@@ -191,6 +191,8 @@ class BatchMode(NodeMode):
             "budget": self.budget,
             "pre_aggregation": pre_aggregation_of(self.model),
             "edge_features": self.edge_features,
+            "sample_threads": config.sample_threads,
+            "read_threads": config.read_threads,
         }
 
     def _subgraphs(self) -> dict[str, Any]:
@@ -202,6 +204,7 @@ class BatchMode(NodeMode):
             "device": self.device,
             "budget": self.budget,
             "edge_features": self.edge_features,
+            "sample_threads": config.sample_threads or 1,
         }
         return {"input_nodes": config.train_split, **model, **WHOLE, **common}
 

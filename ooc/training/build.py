@@ -1,6 +1,5 @@
 """Model, optimizer and device of a configuration."""
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -16,10 +15,13 @@ from ooc.models.edge_decoders import make_decoder
 from ooc.models.graph_models import build_graph_model
 from ooc.models.hetero import HeteroModelName, build_hetero_model, initialized, table_width
 from ooc.models.user_models import edge_dims_of, edge_features_for, find_class, kind_of, load_model, takes_types
+from ooc.runtime.determinism import use_deterministic_kernels
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 
+_TF32_CAPABILITY = (8, 0)
+"""CUDA's compute capability of Ampere"""
 _SHARED = ("dropout", "heads", "norm", "residual")
 """settings of every model, built in or not"""
 _OF_GRAPHS = ("pooling", "virtual_node")
@@ -37,19 +39,20 @@ def check_device(name: str) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """ "auto" is CUDA where there is one. Deterministic kernels are switched on.
-
-    On the CPU too, where several threads otherwise sum the gradient of `rows[index]`, which a user's model may have, in any
-    order; that of `rows.index_select(0, index)` needs no such care.
-    """
+    """ "auto" is CUDA where there is one. Deterministic kernels are switched on; see `ooc.runtime.determinism`."""
     check_device(name)
     device = torch.device("cpu" if name == "cpu" or not torch.cuda.is_available() else "cuda")
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    # nothing reads memory that was not written
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    use_deterministic_kernels(device)
     return device
+
+
+def use_tf32(device: torch.device) -> None:
+    """Let matrix products of float32 round their factors to TF32. Raises ConfigError where the device has no such products."""
+    if device.type != "cuda":
+        raise ConfigError("`tf32` is of GPUs, and this run computes on the CPU: leave it out")
+    if torch.cuda.get_device_capability(device) < _TF32_CAPABILITY:
+        raise ConfigError(f"`tf32` is not of {torch.cuda.get_device_name(device)}: leave it out")
+    torch.set_float32_matmul_precision("high")
 
 
 def placed(model: nn.Module, name: str) -> torch.device:

@@ -71,6 +71,7 @@ class HistoryMode(PartMode):
             seed=config.seed,
             device=self.device,
             budget=self.budget.beside_history(),
+            sample_threads=config.sample_threads or 1,
         )
 
     def _widths(self) -> list[int]:

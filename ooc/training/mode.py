@@ -15,7 +15,7 @@ from ooc.runtime.memory_plan import MemoryPlan
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
-from ooc.training.build import pick_device
+from ooc.training.build import pick_device, use_tf32
 from ooc.training.callbacks import BATCHES, Rate
 from ooc.training.watchers import Watchers
 
@@ -94,6 +94,8 @@ class Mode(ABC):
         self.opened = ExitStack()
         """closes what the mode opens, the last first"""
         self.device = pick_device(self.auto_device if config.device == "auto" else config.device)
+        if config.tf32:
+            use_tf32(self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=False)
 
     @property

@@ -1,5 +1,6 @@
 """On a CUDA device: batches are those of the CPU, leases come back, copies run beside kernels, losses agree."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 import ooc
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.runtime.buffers import LEAST_BYTES, Buffers
+from ooc.runtime.device_reads import DeviceRing, describe_gpu
+from ooc.runtime.memory import cuda_bytes
 from ooc.runtime.transfer import Copier, moved, on_device, pin
 from ooc.stores.io.engines import gds, open_engine
 from ooc.stores.io.read_plan import plan_reads
@@ -19,6 +22,7 @@ from ooc.training.loop import train
 from tests.ooc.batches import same
 from tests.ooc.runs import configure
 from tests.ooc.runtime.test_transfer import batch_of
+from tools.bench.gpu.device import counted_waits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
 CPU = torch.device("cpu")
@@ -102,3 +106,43 @@ def test_gds_fills_gpu_memory(tmp_path: Path, gap_bytes: int) -> None:
     assert engine.read(plan, buffer) == engine.read(plan, host)
     np.testing.assert_array_equal(buffer.cpu().numpy(), host)
     engine.close()
+
+
+@pytest.mark.parametrize("name", ["uring", "pread", "gds"])
+def test_pieces_of_a_file_reach_gpu_memory_while_kernels_use_those_before(tmp_path: Path, name: str) -> None:
+    if name == "gds" and gds.unavailable() is not None:
+        pytest.skip(str(gds.unavailable()))
+    data = np.random.default_rng(0).integers(0, 256, 60 * 2**20 + 123).astype(np.uint8)
+    path, pages = tmp_path / "data", -(-len(data) // 4096)
+    path.write_bytes(data.tobytes())
+    device, found = torch.device("cuda", torch.cuda.current_device()), []
+    plans = [plan_reads(np.arange(low, min(low + 1024, pages)), 4096, count=pages) for low in range(0, pages, 1024)]
+    engine = open_engine(name, Segments((path,), np.array([len(data)])))
+    busy = torch.randn(2048, 2048, device=device)
+    with closing(engine), closing(DeviceRing(engine, device, 2**22)) as ring:
+        assert ring.direct == (name == "gds")
+        for _, piece in ring.pieces(plans):
+            busy = busy @ busy * 1e-3
+            found.append(piece + 1)  # behind the products, when the next pieces are there
+    found = torch.cat(found)[: len(data)].cpu().numpy()
+    np.testing.assert_array_equal(found, data + 1)
+
+
+def test_what_is_active_is_described(tmp_path: Path) -> None:
+    lines = describe_gpu(tmp_path).splitlines()
+    assert lines[0].startswith(f"GPU: {torch.cuda.get_device_name()}, ")
+    assert lines[-1].startswith("so GPU memory is filled by the engine ")
+
+
+def test_bytes_of_tensors_are_the_allocator_s() -> None:
+    block = torch.empty(2**24, dtype=torch.uint8, device="cuda")
+    assert cuda_bytes() == (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
+    assert cuda_bytes()[0] >= block.nbytes
+
+
+def test_waits_are_counted() -> None:
+    with counted_waits(torch.device("cuda")) as waits:
+        total = torch.ones(8, device="cuda").sum()
+        assert waits.count == 0
+        total.item()
+        assert waits.count == 1

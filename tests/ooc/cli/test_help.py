@@ -31,7 +31,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def options(text: str) -> list[str]:
     """Names of the options that a help lists."""
-    return re.findall(r"^  --([a-z-]+)", text, re.M)
+    return re.findall(r"^  --([a-z0-9-]+)", text, re.M)
 
 
 def test_the_help_of_training_shows_what_matters_and_names_the_rest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ def test_a_template_holds_the_defaults_and_every_setting_of_its_mode(tmp_path: P
     given = {"store": "a.ooc", "out": "run", "mode": plain} | ({"window": "7d"} if mode == "snapshots" else {})
     given |= {"task": task} if task else {}
     assert load_config(tmp_path / "run.toml", {"out": "run"}) == load_config(None, given)
-    named = re.findall(r"^(?:# )?([a-z_]+) = ", text, re.M)
+    named = re.findall(r"^(?:# )?([a-z0-9_]+) = ", text, re.M)
     assert sorted(named) == sorted(name for name in classes()[mode].model_fields if applies(name, mode))
     assert all(
         re.search(r"\S +# \w", line) for line in text.splitlines() if " = " in line and not re.match("(# )?(store|out)", line)
@@ -45,7 +45,7 @@ def test_a_template_holds_the_defaults_and_every_setting_of_its_mode(tmp_path: P
 @pytest.mark.parametrize("mode", classes())
 def test_settings_with_defaults_can_be_uncommented(tmp_path: Path, mode: str) -> None:
     text = template(Path("a.ooc"), mode, FLAGS, "a store")
-    lines = [re.sub("^# ([a-z_]+ = )", r"\1", line) for line in text.splitlines()]
+    lines = [re.sub("^# ([a-z0-9_]+ = )", r"\1", line) for line in text.splitlines()]
     lines = [line for line in lines if not re.search(r" = ([A-Z]|LIST|NAME)", line) and "|" not in line.split("#")[0]]
     (tmp_path / "run.toml").write_text("\n".join(lines))
     assert len(tomllib.loads("\n".join(lines))) > 15

@@ -1,5 +1,6 @@
 """Losses and scores against scipy-free float64 references written out here."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from ooc.metrics import nodes as metrics
 from ooc.metrics.nodes import Loss, Scores, class_weights, metric_names
+from ooc.runtime.memory import MemoryMeter
 from ooc.stores.errors import ConfigError
 from tests.ooc.process_groups import process_group
 
@@ -277,3 +279,28 @@ def test_the_memory_of_scores_does_not_grow_with_the_batch(
     found, wanted = whole.compute(), parts.compute()
     assert found.pop("loss") == pytest.approx(wanted.pop("loss"), rel=1e-5)
     assert found == wanted
+
+
+@pytest.mark.alone
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("count", [1024, 10**9])
+@pytest.mark.parametrize("task", ["multiclass", "multilabel"])
+def test_scores_of_many_classes_take_little_time_and_memory(task: str, count: int) -> None:
+    """172 classes, 1,024 seeds; processor time of one thread, the best of five."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # others wait in loops where the machine is busy
+    logits = torch.randn(1024, 172)
+    labels = torch.randint(172, (1024,)) if task == "multiclass" else torch.randint(2, (1024, 172)).float()
+    taken = []
+    for _ in range(5):
+        scores, begin = Scores(task, 172, count), time.process_time()
+        scores.update(logits, labels)
+        taken.append(time.process_time() - begin)
+    torch.set_num_threads(threads)
+    assert min(taken) < 0.05
+    with LargestTensor() as largest:
+        scores.compute()
+    assert largest.nbytes < 25 * 10**6
+    with MemoryMeter("scores") as meter:
+        Scores(task, 172, count).update(logits, labels)
+    assert meter.reading.peak - meter.reading.before < 100 * 10**6

@@ -3,10 +3,12 @@
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 
 from ooc.runtime import memory
 from ooc.runtime.memory import MemoryMeter, Tidy, block_policy_restored, keep_large_blocks, return_freed
@@ -169,3 +171,22 @@ def test_freed_memory_is_returned_before_more_is_allocated_than_there_is_room_fo
     assert len(returned) == 2, "at once, however short ago it was done"
     tidy()
     assert len(returned) == 2
+
+
+def test_cuda_is_asked_seldom_and_once_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocator keeps the mark itself."""
+    asked = []
+
+    def counts() -> dict[str, dict[str, dict[str, int]]]:
+        asked.append(threading.current_thread())
+        return {"allocated_bytes": {"all": {"current": 5, "peak": 7 + len(asked)}}}
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", counts)
+    with MemoryMeter("block", period_s=0.001) as meter:
+        time.sleep(0.1)
+    sampled = [thread for thread in asked if thread is not threading.current_thread()]
+    assert len(asked) - len(sampled) == 2
+    assert 1 <= len(sampled) <= 100 / memory.CUDA_SAMPLES + 1
+    assert meter.reading.cuda_peak == 7 + len(asked)
+    assert (meter.reading.cuda_before, meter.reading.cuda_after) == (5, 5)
