@@ -24,9 +24,18 @@ from tools.graphs.make_graph import feature_blocks, make_graph
 
 
 def make_store(
-    store: Path, *, nodes: int, edges: int, width: int, kind: str, seed: int = 0, memory: str = "2GB", order: str = "input"
+    store: Path,
+    *,
+    nodes: int,
+    edges: int,
+    width: int,
+    kind: str,
+    seed: int = 0,
+    memory: str = "2GB",
+    order: str = "input",
+    eval_share: float | None = None,
 ) -> None:
-    """Ingest a graph of `tools.graphs.make_graph` into `store`, unless it exists.
+    """Ingest a graph of `tools.graphs.make_graph` into `store`, unless it exists. eval_share: as of `make_graph`.
 
     Edges and labels go through `ooc ingest`; features, most of the bytes, are appended as they are generated, equal to
     make_graph's x.npy. Intermediate files are removed.
@@ -37,7 +46,7 @@ def make_store(
     unfinished = store.with_name(store.name + ".unfinished")
     for left in (files, unfinished):
         shutil.rmtree(left, ignore_errors=True)
-    make_graph(files, nodes=nodes, edges=edges, features=0, kind=kind, seed=seed)
+    make_graph(files, nodes=nodes, edges=edges, features=0, kind=kind, seed=seed, eval_share=eval_share)
     flags = ["--edges", f"{files}/edges/*.parquet", "--labels", f"{files}/y.npy", "--memory", memory, "--order", order]
     flags += [part for split in ("train", "val", "test") for part in (f"--{split}", f"{files}/{split}.npy")]
     subprocess.run([sys.executable, "-m", "ooc.cli", "ingest", str(unfinished), *flags], check=True, stdout=sys.stderr)
