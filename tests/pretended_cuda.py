@@ -531,6 +531,7 @@ def pretended_cuda() -> Iterator[PretendedDevice]:
             patch.setattr(torch.cuda, name, value)
         patch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
         patch.setattr(Tensor, "record_stream", lambda *_: None)
+        patch.setattr("ooc.sampling.device_draws.compiled_for", lambda *_: None)  # Triton would ask for the real device
         patch.setattr(torch, "autocast", _of_both(torch.autocast))
         casts = torch.is_autocast_enabled
         patch.setattr(torch, "is_autocast_enabled", lambda of=None: casts("cpu" if of == "cuda" else of or "cpu"))

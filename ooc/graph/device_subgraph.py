@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -76,7 +77,7 @@ class DeviceSubgraph:
         """A copy without its last hop."""
         num_nodes, num_edges = self.num_nodes[:-1], self.num_edges[:-1]
         nodes, edges, expanded = sum(num_nodes), sum(num_edges), sum(num_nodes[:-1])
-        return DeviceSubgraph(
+        rest = DeviceSubgraph(
             self.n_id[:nodes].clone(),
             self.edge_indptr[: expanded + 1].clone(),
             self.edge_index[:, :edges].clone(),
@@ -86,6 +87,9 @@ class DeviceSubgraph:
             num_edges,
             {name: column[:edges].copy() for name, column in self.columns.items()},
         )
+        if self.n_id.is_cuda:  # the sampler's stream may have the memory of the whole batch next
+            torch.cuda.current_stream(self.n_id.device).synchronize()
+        return rest
 
     def _copied(self, name: str) -> NDArray[np.int64]:
         if name not in self.host:

@@ -124,7 +124,10 @@ class SeedLoader(BatchLoader):
         position = positions_of(index, self.num_seeds)
         drawn = stages.sample.sample_at(position, int(torch.randint(2**63 - 1, ()).item()))
         batch = stages.collate.collate(stages.load.load(drawn))[1]
-        return batch if self.device is None or self.device.type == "cpu" else moved(batch, self.device)
+        if self.device is None or self.device.type == "cpu":
+            return batch
+        copier = self._copier_of(stages.load.buffers, self.budget.max_batch)
+        return moved(batch, self.device) if copier is None else copier.deliver(copier(batch))
 
     collate_fn = __call__
     """what PyG's ZipLoader calls"""

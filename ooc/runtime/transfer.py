@@ -219,7 +219,9 @@ class Copier:
         not copied (sparse tensors, objects with a `to`).
         """
         if self._on_cuda:
-            stream = torch.cuda.current_stream(self.device)
+            stream, usual = torch.cuda.current_stream(self.device), torch.cuda.default_stream(self.device)
+            if stream != usual:  # on which batches are collated that have tensors on the device
+                stream.wait_stream(usual)
             for memory in resident.memory:
                 memory.record_stream(stream)
         return resident.batch if resident.complete else moved(resident.batch, self.device)

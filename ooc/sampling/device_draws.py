@@ -4,12 +4,16 @@ Rows are nodes, one a random stream. A matrix of `_ELEMENTS` numbers is computed
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ooc.runtime.keyed_tensors import stream_of, uniform
+from ooc.runtime.messages import warn_user
 
 DENSE = 4
 """As `kernels.draw_distinct` has it: up to so many in-edges for each that is drawn are gone through one by one"""
@@ -96,10 +100,23 @@ class DrawnNodes(NamedTuple):
     """nodes of each kind of `drawn_rows`"""
 
 
-def draw(nodes: DrawnNodes, key: int, attempt: int, slot: Tensor) -> Tensor:
+def draw(nodes: DrawnNodes, key: int, attempt: int, slot: Tensor, compiled: Any = None) -> Tensor:
     """Set the slots (of int64[e], those of the hop) at nodes whose in-edges are drawn at random. Gives whether some have to be
-    drawn again by a further attempt, bool[]."""
-    count, fewer = nodes.fanout, torch.zeros((), dtype=torch.bool, device=slot.device)
+    drawn again by a further attempt, bool[]. compiled: the module `triton_draws`, where it can be used."""
+    fewer = torch.zeros((), dtype=torch.bool, device=slot.device)
+    if not (nodes.many or nodes.few):
+        return fewer
+    draws = nodes.fanout if nodes.replace else most_draws(nodes.fanout, attempt)
+    if compiled is None or draws > compiled.MOST_DRAWS:
+        return _draw_by_torch(nodes, key, draws, slot, fewer)
+    stream = stream_of(key, nodes.node)
+    if nodes.many:
+        compiled.select(nodes, stream, slot)
+    return compiled.draw_numbers(nodes, stream, slot, draws) > 0 if nodes.few else fewer
+
+
+def _draw_by_torch(nodes: DrawnNodes, key: int, draws: int, slot: Tensor, fewer: Tensor) -> Tensor:
+    count = nodes.fanout
 
     def put(rows: Tensor, number: Tensor) -> None:
         at = nodes.begin[rows, None] + torch.arange(count, device=slot.device)
@@ -108,7 +125,6 @@ def draw(nodes: DrawnNodes, key: int, attempt: int, slot: Tensor) -> Tensor:
     many, few = drawn_rows(nodes.degree, nodes.fanout, nodes.replace)
     for rows in _pieces(many, nodes.many, DENSE * count):
         put(rows, selected(stream_of(key, nodes.node[rows]), nodes.degree[rows], count))
-    draws = count if nodes.replace else most_draws(count, attempt)
     for rows in _pieces(few, nodes.few, draws):
         stream, degree = stream_of(key, nodes.node[rows]), nodes.degree[rows]
         if nodes.replace:
@@ -129,3 +145,31 @@ def _pieces(mask: Tensor, count: int, width: int) -> Iterable[Tensor]:
     out = torch.empty(count + 1, dtype=torch.int64, device=mask.device)  # the last for where it is false
     out.scatter_(0, at, torch.arange(len(mask), device=mask.device))
     return torch.split(out[:count], max(1, _ELEMENTS // width))
+
+
+@cache
+def compiled_for(fanout: int, replace: bool, device: torch.device) -> Any:
+    """The module `triton_draws`, where Triton is installed and its kernels for a fan-out, compiled here, give what torch does
+    on this device; else None. A Triton that finds no C compiler costs speed and a warning, not a run."""
+    if fanout <= 0 or find_spec("triton") is None:
+        return None
+    try:
+        module = import_module("ooc.sampling.triton_draws")
+        if agree(module, fanout, replace, device):
+            return module
+        why = "its draws are others"
+    except Exception as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+    warn_user(f"torch draws neighbors on the GPU, as Triton cannot: {why}")
+    return None
+
+
+def agree(module: Any, fanout: int, replace: bool, device: torch.device) -> bool:
+    """Whether `triton_draws` gives the draws of torch at nodes of 1 to 8 * `fanout` + 64 in-edges."""
+    degree = torch.arange(1, 8 * fanout + 65, device=device)
+    count = num_drawn(degree, fanout, replace)
+    begin, rows = count.cumsum(0) - count, [int(each.sum()) for each in drawn_rows(degree, fanout, replace)]
+    nodes = DrawnNodes(degree * 7, degree * 11, degree, begin, fanout, replace, *rows)
+    slots = [torch.zeros(int(count.sum()), dtype=torch.int64, device=device) for _ in range(2)]
+    found = [bool(draw(nodes, 2**63 + 5, 0, slot, each)) for slot, each in zip(slots, (None, module), strict=True)]
+    return found[0] == found[1] and torch.equal(*slots)

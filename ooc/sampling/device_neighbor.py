@@ -118,7 +118,8 @@ class _DeviceBatch:
         row = torch.repeat_interleave(self._range(len(node)), count, output_size=edges)
         slot = (first - begin)[row] + self._range(edges)
         nodes = device_draws.DrawnNodes(node, first, degree, begin, fanout, replace, self.size.many, self.size.few)
-        fewer = device_draws.draw(nodes, self.key, attempt, slot)
+        compiled = device_draws.compiled_for(fanout, replace, node.device) if node.is_cuda else None
+        fewer = device_draws.draw(nodes, self.key, attempt, slot, compiled)
         self.counts = [*self.counts[:hop], count]
         return slot, row + (sum(self.num_nodes) - len(node)), fewer
 

@@ -13,7 +13,7 @@ from ooc.runtime.keyed_tensors import mix64, signed, stream_of, uniform
 from ooc.sampling import NeighborSampler, device_draws, kernels
 from ooc.sampling.device_neighbor import DeviceNeighborSampler
 from ooc.sampling.device_topology import UNSEEN
-from ooc.stores.errors import BudgetError, InputError, StoreError
+from ooc.stores.errors import BudgetError, InputError, OocWarning, StoreError
 from ooc.stores.graph import Graph
 
 CPU = torch.device("cpu")
@@ -137,3 +137,31 @@ def test_an_indptr_that_falls_is_an_error() -> None:
     graph = Graph(np.array([0, 2, 1, 3]), np.array([0, 1, 2], np.int32))
     with pytest.raises(StoreError, match="indptr decreases at node 1"):
         DeviceNeighborSampler(NeighborSampler(graph, [2]), graph, CPU).sample(np.array([1]), 1)
+
+
+class OtherKernels:
+    """In place of `triton_draws`."""
+
+    MOST_DRAWS = 64
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+
+    def select(self, *_: Any) -> None:
+        if self.fails:
+            raise RuntimeError("no C compiler\nfurther lines")
+
+    def draw_numbers(self, *_: Any) -> torch.Tensor:
+        return torch.zeros(())
+
+
+@pytest.mark.parametrize(("fails", "why"), [(True, "no C compiler$"), (False, "its draws are others$")])
+def test_kernels_that_do_not_give_torch_s_draws_are_not_used(monkeypatch: pytest.MonkeyPatch, fails: bool, why: str) -> None:
+    monkeypatch.setattr(device_draws, "find_spec", lambda _: object())
+    monkeypatch.setattr(device_draws, "import_module", lambda _: OtherKernels(fails))
+    device_draws.compiled_for.cache_clear()
+    with pytest.warns(OocWarning, match=f"as Triton cannot: {why}"):
+        assert device_draws.compiled_for(3, False, CPU) is None
+    monkeypatch.setattr(device_draws, "find_spec", lambda _: None)
+    assert device_draws.compiled_for(4, False, CPU) is None
+    device_draws.compiled_for.cache_clear()

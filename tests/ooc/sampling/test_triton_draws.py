@@ -1,0 +1,39 @@
+"""The draws by Triton's kernels, which its interpreter carries out on the CPU, are torch's."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+
+SCRIPT = """
+import numpy as np, torch
+from ooc.sampling import NeighborSampler, device_draws, triton_draws
+from ooc.sampling.device_neighbor import DeviceNeighborSampler
+from tests.ooc.sampling.test_device_neighbor import graph_of, same
+
+cpu = torch.device("cpu")
+for fanout in (1, 2, 5, 10, 26):
+    for replace in (False, True):
+        assert device_draws.agree(triton_draws, fanout, replace, cpu), (fanout, replace)
+
+few = device_draws.most_draws
+device_draws.most_draws = lambda fanout, attempt: fanout + 2 * attempt  # so that nodes are drawn again
+draw = device_draws.draw
+device_draws.draw = lambda nodes, key, attempt, slot, compiled: draw(nodes, key, attempt, slot, triton_draws)
+graph = graph_of(np.random.default_rng(0), 60, 300, 4)
+for replace in (False, True):
+    host = NeighborSampler(graph, [4, 3], replace)
+    same(host, DeviceNeighborSampler(host, graph, cpu), np.arange(20), 2**64 - 3)
+print("equal")
+"""
+
+
+def test_draws_are_those_of_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert done.stdout == "equal\n", done.stderr

@@ -1,0 +1,18 @@
+"""Sampling by torch operations beside the kernels."""
+
+import pytest
+
+from tests.conftest import MakeStore
+from tools.bench.sampled import device_sampling
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_every_arm_has_a_line(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stored: bool
+) -> None:
+    graph = [str(make_store())] if stored else ["--nodes", "500", "--edges", "4000"]
+    monkeypatch.setattr("sys.argv", ["x", *graph, "--fanout", "3,3", "--batch-size", "8", "--batches", "2", "--rounds", "1"])
+    device_sampling.main()
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0].split(",")[0] for row in rows][:2] == ["kernels", "torch"]
+    assert all(float(cell) >= 0 for row in rows for cell in row[1:])
