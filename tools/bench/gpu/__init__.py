@@ -8,7 +8,8 @@ Each makes what it needs in WORK (a file of 8 GB; a graph of 8 M nodes x 128 and
 the machine is the same), writes OUT/NAME.json and prints a table. `pytest tests/gpu` beside the first checks what they measure.
 
 Where packages cannot be fetched, a folder of wheels is carried: `pip download --no-deps --only-binary=:all: -d .whl NAME ...`
-of what the machine lacks of `pyproject.toml` (zarr and its needs, lmdb, duckdb, pydantic, google-crc32c, typer; kvikio-cu13,
-libkvikio-cu13 and rapids-logger for GPUDirect: 45 MB in all), and there
+for that machine's Python, of what it lacks of `pyproject.toml`. Beside torch, PyG, numba and pyarrow these are zarr, donfig,
+numcodecs, msgspec, google-crc32c, lmdb, duckdb, pydantic, pydantic-core, annotated-types and typing-inspection, for GPUDirect
+kvikio-cu13, libkvikio-cu13 and rapids-logger, and for tests pytest-timeout: 34 MB. There
 `pip install --no-index --no-deps --target /tmp/site .whl/*.whl && export PYTHONPATH=/tmp/site:$PWD`.
 """
