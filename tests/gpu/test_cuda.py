@@ -1,5 +1,6 @@
 """On a CUDA device: batches are those of the CPU, leases come back, copies run beside kernels, losses agree."""
 
+import warnings
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from ooc.runtime.buffers import LEAST_BYTES, Buffers
 from ooc.runtime.device_reads import DeviceRing, describe_gpu
 from ooc.runtime.memory import cuda_bytes
 from ooc.runtime.transfer import Copier, moved, on_device, pin
+from ooc.sampling import NeighborSampler, device_draws
+from ooc.sampling.device_neighbor import DeviceNeighborSampler
 from ooc.stores.io.engines import gds, open_engine
 from ooc.stores.io.read_plan import plan_reads
 from ooc.stores.io.segments import Segments
@@ -22,6 +25,8 @@ from ooc.training.loop import train
 from tests.ooc.batches import same
 from tests.ooc.runs import configure
 from tests.ooc.runtime.test_transfer import batch_of
+from tests.ooc.sampling.test_device_neighbor import graph_of
+from tests.ooc.sampling.test_device_neighbor import same as same_subgraph
 from tools.bench.gpu.device import counted_waits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
@@ -40,6 +45,23 @@ def test_batches_are_those_of_the_cpu(make_store: Any, in_memory: bool) -> None:
         wanted = list(loader(ds))
         assert len(taken) == len(wanted)
         assert all(same(moved(batch, CPU), other) for batch, other in zip(taken, wanted, strict=True))
+
+
+@pytest.mark.parametrize("by_triton", [True, False])
+@pytest.mark.parametrize("replace", [True, False])
+@pytest.mark.parametrize("fanout", [[10, 10], [15, 10, 5], [1, 26], [-1, 40]], ids=str)
+def test_neighbors_sampled_on_the_device_are_the_cpu_s(
+    monkeypatch: pytest.MonkeyPatch, fanout: list[int], replace: bool, by_triton: bool
+) -> None:
+    if not by_triton:
+        monkeypatch.setattr(device_draws, "compiled_for", lambda *_: None)
+    graph = graph_of(np.random.default_rng(0), 20_000, 300_000, 30)
+    host = NeighborSampler(graph, fanout, replace)
+    on_device = DeviceNeighborSampler(host, graph, torch.device("cuda"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Triton's kernels are used where it is installed
+        for key in range(5):
+            same_subgraph(host, on_device, np.arange(key, 20_000, 40), key)
 
 
 def test_a_thousand_batches_lose_no_lease_and_mix_nothing_up() -> None:

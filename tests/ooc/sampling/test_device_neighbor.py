@@ -50,8 +50,8 @@ def same(host: NeighborSampler, on_device: DeviceNeighborSampler, seeds: Any, ke
         assert array.dtype == other.dtype
         np.testing.assert_array_equal(array, other, err_msg=name)
     target = np.repeat(np.arange(len(wanted.indptr) - 1), np.diff(wanted.indptr))
-    np.testing.assert_array_equal(found.edge_index[1], target)
-    np.testing.assert_array_equal(found.degree, np.diff(host.indptr)[wanted.node])
+    np.testing.assert_array_equal(found.edge_index[1].cpu(), target)
+    np.testing.assert_array_equal(found.degree.cpu(), np.diff(host.indptr)[wanted.node])
     assert (on_device.topology.seen == UNSEEN).all()
 
 
