@@ -20,7 +20,8 @@ UNSEEN = 2**31 - 1
 """of a node that the batch has not met"""
 _PIECE = 2**21
 """numbers copied to the device at once"""
-_made: "weakref.WeakKeyDictionary[Graph, dict[torch.device, DeviceTopology]]" = weakref.WeakKeyDictionary()
+_made: "weakref.WeakKeyDictionary[Graph, weakref.WeakValueDictionary[torch.device, DeviceTopology]]"
+_made = weakref.WeakKeyDictionary()
 _made_lock = threading.Lock()
 
 
@@ -36,8 +37,9 @@ class DeviceTopology:
     """
 
     def __init__(self, graph: Graph, device: torch.device) -> None:
-        self._graph, self.device = weakref.ref(graph), device
-        self._lock, self._there = threading.Lock(), False
+        self.device, self._lock = device, threading.Lock()
+        self._host: tuple[NDArray[Any], NDArray[Any], int] | None = graph.indptr, graph.indices, graph.num_sources
+        """what is to be copied"""
         self._stream: Any = None
         self.indptr, self.indices, self.seen = (torch.empty(0) for _ in range(3))
 
@@ -45,8 +47,9 @@ class DeviceTopology:
     def sampling(self) -> Iterator[None]:
         """For a batch: no other one is sampled meanwhile, and when it ends all streams may read what it made."""
         with self._lock, self._on_stream():
-            if not self._there:
-                self._copy()
+            if self._host is not None:
+                self._copy(*self._host)
+                self._host = None
             try:
                 yield
             except BaseException:
@@ -69,20 +72,17 @@ class DeviceTopology:
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             yield
 
-    def _copy(self) -> None:
+    def _copy(self, indptr: NDArray[Any], indices: NDArray[Any], num_sources: int) -> None:
         """Copy the topology. Raises StoreError where it is damaged."""
-        graph = self._graph()
-        assert graph is not None
-        indptr, num_edges = np.asarray(graph.indptr), graph.num_edges
+        indptr, num_edges = np.asarray(indptr), len(indices)
         falls = np.flatnonzero(indptr[1:] < indptr[:-1])
         if len(falls):
             raise StoreError(f"indptr decreases at node {falls[0]}: the store is damaged; run `ooc verify` on it")
         if indptr[0] < 0 or indptr[-1] > num_edges:
             raise damaged_slot(min(int(indptr[0]), num_edges))
         self.indptr = _copied(indptr, self.device)
-        self.indices = _copied(np.asarray(graph.indices), self.device, graph.num_sources)
-        self.seen = torch.full((graph.num_nodes,), UNSEEN, dtype=torch.int32, device=self.device)
-        self._there = True
+        self.indices = _copied(np.asarray(indices), self.device, num_sources)
+        self.seen = torch.full((len(indptr) - 1,), UNSEEN, dtype=torch.int32, device=self.device)
 
 
 def _copied(array: NDArray[Any], device: torch.device, below: int | None = None) -> Tensor:
@@ -97,10 +97,14 @@ def _copied(array: NDArray[Any], device: torch.device, below: int | None = None)
 
 
 def device_topology(graph: Graph, device: torch.device) -> DeviceTopology:
-    """The one of a graph on a device, which loaders share."""
+    """The one of a graph on a device, which loaders share; it goes with the last of them."""
     device = _numbered(device)
     with _made_lock:
-        return _made.setdefault(graph, {}).setdefault(device, DeviceTopology(graph, device))
+        made = _made.setdefault(graph, weakref.WeakValueDictionary())
+        topology = made.get(device)
+        if topology is None:
+            made[device] = topology = DeviceTopology(graph, device)
+        return topology
 
 
 def is_there(graph: Graph, device: torch.device) -> bool:

@@ -1,5 +1,6 @@
 """Batches sampled on the GPU are the CPU's, and where they are sampled is chosen and said."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +137,13 @@ def test_places_say_why(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_loaders_share_the_topology(store: Path) -> None:
     with ooc.open(store, in_memory=True) as ds, pretended_cuda():
-        graph = ds.graph
-        for _ in range(2):
-            list(ooc.NeighborLoader(ds, [3], "train", 64, device="cuda"))
-        assert len(device_topology._made[graph]) == 1
-        assert device_topology.is_there(graph, torch.device("cuda"))
+        there = torch.device("cuda")
+        loaders = [ooc.NeighborLoader(ds, [3], split, 64, device="cuda") for split in ("train", "val")]
+        for loader in loaders:
+            list(loader)
+        assert len(device_topology._made[ds.graph]) == 1
+        del loader, loaders[0]
+        assert device_topology.is_there(ds.graph, there)
+        loaders.clear()
+        gc.collect()
+        assert not device_topology.is_there(ds.graph, there)  # its memory is free again
