@@ -116,7 +116,10 @@ def _usage(error: Exception) -> int | None:
     if kind == "Abort":
         return _interrupted()
     if kind == "OutOfMemoryError":  # torch's, for CUDA
-        return _fail(f"out of CUDA memory: use a smaller --batch-size or --fanout ({str(error).split('. ')[0]})")
+        return _fail(
+            "out of CUDA memory: give a smaller --gpu-memory, so that fewer feature rows stay there, or a smaller --batch-size "
+            f"or --fanout ({str(error).split('. ')[0]})"
+        )
     if hasattr(error, "format_message"):
         context = getattr(error, "ctx", None)
         text = str(error.format_message())

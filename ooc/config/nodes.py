@@ -16,26 +16,16 @@ from ooc.stores.sizes import parse_bytes
 _DEFAULT_LAYERS = 2
 _DEFAULT_FANOUT = 10
 _PARTS = ("parts", "parts_per_batch")
+OF_LABOR = ("layer_dependency", "batch_dependency", "importance")
+"""settings that apply to sampler = labor only"""
 OWN = {
-    "sampled": (
-        "sampler",
-        "layer_dependency",
-        "batch_dependency",
-        "importance",
-        "replace",
-        "weight_attr",
-        "pack",
-        "sample_device",
-        "read_threads",
-    ),
+    "sampled": ("sampler", *OF_LABOR, "replace", "weight_attr", "pack", "gpu_memory", "sample_device", "read_threads"),
     "cluster": _PARTS,
     "saint": ("saint", "roots", "walk_length", "saint_coverage"),
     "history": (*_PARTS, "history", "history_dtype", "history_lag", "refresh", "drift_tolerance"),
 }
 """settings that apply to that mode only, or to several of these"""
 _BUILT_IN = ("sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp", "sgc", "rsage", "rgcn", "hgt")
-OF_LABOR = ("layer_dependency", "batch_dependency", "importance")
-"""settings that apply to sampler = labor only"""
 OF_MODEL = {
     "heads": ("gat", "hgt"),
     "output_heads": ("gat",),
@@ -161,6 +151,11 @@ class TrainConfig(NodeConfig):
     pack: Size | None = Field(
         default=None,
         description="Disk space to write each batch's rows together in, such as 12GB: fewer bytes for deep fan-outs.",
+    )
+    gpu_memory: Size | None = Field(
+        default=None,
+        description="Memory of the GPU to take, such as 8GB: feature rows have what the model and batches leave. By default "
+        "what is free.",
     )
     sample_device: DeviceName = Field(
         default="auto",

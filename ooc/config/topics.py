@@ -32,7 +32,7 @@ TRAIN: Topics = {
         "eval_every eval_splits train_split val_split eval_fanout eval_batch_size eval_negatives eval_ratio eval_k",
     ),
     "Machine": (
-        "memory device threads",
+        "memory gpu_memory device threads",
         "sample_device sample_threads read_threads in_memory engine verify_reads features placement disk pack "
         "activation_checkpointing compile",
     ),

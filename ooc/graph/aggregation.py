@@ -322,6 +322,32 @@ def gather_neighbors(
             neighbor[i, f] *= target[i]
 
 
+def ascending_edges(subgraph: Subgraph, edge: Floats) -> tuple[NDArray[np.int32], Floats]:
+    """(int32[e]: the sources, those of a destination in ascending order of the node; float32[e]: `edge` in that order)."""
+    source, factor = np.empty(len(subgraph.source), np.int32), np.empty(len(edge), np.float32)
+    _in_ascending_order(subgraph.node, subgraph.indptr, subgraph.source, edge, source, factor)
+    return source, factor
+
+
+@kernel
+def _in_ascending_order(
+    node: NDArray[np.int64],
+    indptr: NDArray[Any],
+    source: NDArray[Any],
+    edge: Floats,
+    out_source: NDArray[np.int32],
+    out_edge: Floats,
+) -> None:
+    """Kernel of `ascending_edges`."""
+    few = np.empty(_FEW, np.int64)
+    for i in range(len(indptr) - 1):
+        order = ascending(node, source, indptr[i], indptr[i + 1], few)
+        for k in range(indptr[i + 1] - indptr[i]):
+            out_source[indptr[i] + k] = source[order[k]]
+            if len(edge):
+                out_edge[indptr[i] + k] = edge[order[k]]
+
+
 @kernel
 def ascending(
     node: NDArray[np.int64], source: NDArray[Any], first: int, stop: int, few: NDArray[np.int64]

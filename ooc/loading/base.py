@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from ooc.loading.read_strategy import ReadStrategy
+from ooc.loading.row_pool import RowPool
 from ooc.loading.stages import Order, ReadCounts, SamplePlace
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.clock import Clock, Span
@@ -203,6 +204,11 @@ class BatchLoader(EpochLoader):
         return self._counts.nbytes + self._counts.topology_nbytes
 
     @property
+    def pool(self) -> RowPool | None:
+        """The feature rows that stay on the device; None where none do."""
+        return self.strategy.stages.load.pool
+
+    @property
     def topology_bytes_read(self) -> int:
         """Those of `bytes_read` that were edges."""
         return self._counts.topology_nbytes
@@ -272,7 +278,12 @@ class BatchLoader(EpochLoader):
         return len(self) if self._stop is None else min(len(self), self._stop)
 
     def _on_device(self, cursors: Iterator[Cursor]) -> Pipeline | OnDevice:
-        """(steps done, batch) of `cursors`, where the user wants them."""
+        """(steps done, batch) of `cursors`, where the user wants them, completed there."""
+        batches, load = self._moved(cursors), self.strategy.stages.load
+        return OnDevice(batches, lambda done: (done[0], load.completed(done[1]))) if self.pool is not None else batches
+
+    def _moved(self, cursors: Iterator[Cursor]) -> Pipeline | OnDevice:
+        """(steps done, batch) of `cursors` on the device."""
         if self.device is None or self.device.type == "cpu":
             return self._pipeline(cursors, self._clocks)
         if self.device.type != "cuda":

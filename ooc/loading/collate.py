@@ -6,7 +6,7 @@ Plain numpy: this runs in the pipeline's threads, where torch's own thread pool 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -62,6 +62,32 @@ class SampledBatch:
         return 0 if self.links is None else self.links.nbytes
 
 
+class PooledSums(NamedTuple):
+    """What the first layer's aggregates of a batch add up, for e edges into d destinations."""
+
+    source: Tensor
+    """int32[e]: of each destination ascending by node"""
+    indptr: Tensor
+    """int32[d + 1]"""
+    edge: Tensor | None
+    """float32[e]: what an edge counts for; None for ones"""
+    target: Tensor | None
+    """float32[d]: what each sum is multiplied by; None for ones"""
+
+
+class PooledRows(NamedTuple):
+    """Replaces a batch's x where rows stay on the device, until it is there; see `ooc.loading.pooled_load`."""
+
+    place: Tensor
+    """int32[n]: of each node's row in the pool; any where it is not there"""
+    missed: Tensor
+    """int64[m]: the nodes whose rows are not there"""
+    values: Tensor
+    """[m, *row shape]: these rows, as stored"""
+    sums: PooledSums | None
+    """None where x is the rows themselves"""
+
+
 @dataclass(frozen=True)
 class LoadedBatch:
     """A sampled batch with its rows."""
@@ -74,6 +100,12 @@ class LoadedBatch:
     """[n] or [n, C], None without labels; of a graph of several types the arrays by node type"""
     edge_features: Any = ()
     """[e, *feature shape] each, in the order of `Collator.edge_features`; of several types such tuples by edge type"""
+
+    @property
+    def aggregated(self) -> bool:
+        """Whether x is, or on the device becomes, the first layer's aggregates."""
+        pooled = isinstance(self.x, PooledRows) and self.x.sums is not None
+        return pooled or isinstance(self.x, FirstLayerAggregates)
 
 
 @dataclass(frozen=True)
@@ -118,8 +150,17 @@ class Gather:
         """Whether values are float32 from the gathering on: what sums can be made of."""
         return self.gathered == np.float32 and self.dtype in (None, torch.float32)
 
-    def tensor(self, gathered: AnyArray | FirstLayerAggregates) -> Any:
-        """`x`, over the same memory where its dtype allows."""
+    def decoded(self, stored: Tensor, scale: Tensor) -> Tensor:
+        """`x` of stored rows [n, *row shape] on any device, bfloat16 as such. scale: float32[f] of int8 there, else empty."""
+        if not self.kept:
+            stored = stored.float()
+            stored = stored * scale.view(stored.shape[1:]) if len(scale) else stored
+        return stored if self.dtype is None else stored.to(self.dtype)
+
+    def tensor(self, gathered: AnyArray | FirstLayerAggregates | PooledRows) -> Any:
+        """`x`, over the same memory where its dtype allows; of rows in a pool what it is made of."""
+        if isinstance(gathered, PooledRows):
+            return gathered
         if isinstance(gathered, FirstLayerAggregates):
             return FirstLayerAggregates(*map(torch.from_numpy, gathered))
         x = torch.from_numpy(gathered)
@@ -344,7 +385,7 @@ class Collator:
         data.batch_size = len(input_id)
         whole = self.layers is not None
         data.blocks = [first] * (self.layers or 0) if whole else blocks_of(first, subgraph.num_nodes, subgraph.num_edges)
-        if isinstance(loaded.x, FirstLayerAggregates):
+        if loaded.aggregated:
             data.blocks.insert(0, aggregated_block(first))
         return data
 

@@ -189,6 +189,7 @@ class TypedRows:
     """The rows of all types as one array of batches; see `BatchArray`."""
 
     load: HeteroLoadStage
+    column: str | None = None
     of_edges: bool = False
     on_disk: bool = True
 

@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 from ooc.graph.aggregation import PreAggregation
 from ooc.graph.hetero import EdgeKey
 from ooc.loading.arguments import check_numbers, check_pyg_arguments, dataset_of, input_ids_of
+from ooc.loading.choose_pool import plan_for
 from ooc.loading.choose_read_strategy import edges_stay_on_disk
 from ooc.loading.input_links import InputLinks, attr_for, labels_for, negatives_for, pairs_of, part_of, times_for
 from ooc.loading.link_type import LinkType
@@ -25,7 +26,7 @@ from ooc.loading.sampling import Sampling
 from ooc.loading.stages import Order
 from ooc.loading.stored_edge_split import StoredEdgeSplit
 from ooc.loading.threads import LoaderThreads
-from ooc.runtime.memory_plan import MemoryPlan, plan_memory
+from ooc.runtime.memory_plan import MemoryPlan
 from ooc.sampling.edge_split import EdgeSplit
 from ooc.sampling.labor import Labor
 from ooc.sampling.links import EdgeLookup
@@ -132,6 +133,7 @@ class LinkNeighborLoader(NeighborLoader):
         budget: MemoryPlan | None = None,
         beside: Mapping[str, int] | None = None,
         pre_aggregation: PreAggregation | None = None,
+        gpu_memory: int | str | None = None,
         sample_threads: int | None = None,
         read_threads: int | None = None,
         sample_device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -144,7 +146,7 @@ class LinkNeighborLoader(NeighborLoader):
         times = disjoint, time_attr, temporal_strategy
         how: dict[str, Any] = {"sampler": sampler, "device": checked_device(sample_device)}
         sampling = Sampling.of(data, num_neighbors, replace, weight_attr, *times, **how)
-        budget = budget or plan_memory(data)
+        budget = plan_for(data, budget, device, gpu_memory)
         x = of.target.stored("x") if features and of.target.num_features and not data.is_hetero else None
         stay = not data.is_hetero and edges_stay_on_disk(data, [x], sampling.weight, budget)
         edges = EdgeLookup(of.graph, of.edges.rows("indices") if stay else None)

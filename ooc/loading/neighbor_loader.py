@@ -28,6 +28,7 @@ from ooc.loading.arguments import (
     renamed,
 )
 from ooc.loading.base import PREFETCH, BatchLoader, warn_of_prefetch
+from ooc.loading.choose_pool import plan_for, with_pool
 from ooc.loading.choose_read_strategy import keeps_blocks, neighbor_strategy
 from ooc.loading.collate import BatchCollator, CollateStage, Collator, Gather, edge_features_by_type, edge_features_of, masks_of
 from ooc.loading.hetero import HeteroCollator
@@ -39,7 +40,7 @@ from ooc.loading.sampling import HGTSampling, Sampling, graphs_of
 from ooc.loading.stages import Labels, Order
 from ooc.loading.stored_edge_split import held_out_edges
 from ooc.loading.threads import LoaderThreads, most_edges
-from ooc.runtime.memory_plan import MemoryPlan, plan_memory
+from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.transfer import moved, pins
 from ooc.sampling.hgt import samples_of
 from ooc.sampling.labor import Labor
@@ -73,6 +74,7 @@ class SeedLoader(BatchLoader):
         beside: Mapping[str, int] | None = None,
         pre_aggregation: PreAggregation | None = None,
         pack: Any = None,
+        gpu_memory: int | str | None = None,
     ) -> None:
         """Make the stages of this order's batches. prefetch: factor, workers; beside: see `NeighborLoader`."""
         if not (pre_aggregation is None or isinstance(pre_aggregation, PreAggregation)):
@@ -85,8 +87,8 @@ class SeedLoader(BatchLoader):
             )
         if pre_aggregation is not None and edge_features:
             raise ConfigError("pre_aggregation has the last hop's edges summed up: leave out edge_features, or pre_aggregation")
-        budget = budget or plan_memory(data)
         place = None if device is None else torch.device(device)
+        budget = plan_for(data, budget, place, gpu_memory)
         factor, workers = prefetch
         batches = PREFETCH if factor is None else max(1, factor) * max(1, workers)
         pin = pins(pin_memory) and not (place is not None and place.type == "cuda")
@@ -97,7 +99,7 @@ class SeedLoader(BatchLoader):
         self._sampling = sampling
         settled = _threads_of(threads, data, order, sampling, budget, place)
         made = data, order, collate, sampling, budget, place, pre_aggregation, split_seeds, settled
-        strategy = neighbor_strategy(*made, Pack.of(pack, data))
+        strategy, budget = with_pool(neighbor_strategy(*made, Pack.of(pack, data)), budget, place, data, settled[1])
         super().__init__(data, strategy, budget, place, batches)
         self.keeps_blocks = keeps_blocks(strategy, data, budget)
         warn_of_prefetch(factor, strategy)
@@ -124,10 +126,10 @@ class SeedLoader(BatchLoader):
         position = positions_of(index, self.num_seeds)
         drawn = stages.sample.sample_at(position, int(torch.randint(2**63 - 1, ()).item()))
         batch = stages.collate.collate(stages.load.load(drawn))[1]
-        if self.device is None or self.device.type == "cpu":
-            return batch
-        copier = self._copier_of(stages.load.buffers, self.budget.max_batch)
-        return moved(batch, self.device) if copier is None else copier.deliver(copier(batch))
+        if self.device is not None and self.device.type != "cpu":
+            copier = self._copier_of(stages.load.buffers, self.budget.max_batch)
+            batch = moved(batch, self.device) if copier is None else copier.deliver(copier(batch))
+        return stages.load.completed(batch)
 
     collate_fn = __call__
     """what PyG's ZipLoader calls"""
@@ -205,6 +207,8 @@ class NeighborLoader(SeedLoader):
             a batch are written together before it is served, which moves fewer bytes where memory holds the sums of few
             batches (deep fan-outs). A file without a name beside the store has them; a pair ("12GB", folder) says where.
             Batches are the same.
+        gpu_memory: How much of the memory of a CUDA `device` to take, such as "8GB"; None: half of what is free, as a model is
+            to have the rest. What batches leave has feature rows, which are not read or copied again; batches are the same.
         sample_threads: Threads that sample; by default one for four cores, or for two where `device` is a GPU, at most 8, and
             one where batches are large for the memory. Batches do not depend on it.
         read_threads: Threads that gather rows in memory; by default likewise, but at least two.
@@ -262,6 +266,7 @@ class NeighborLoader(SeedLoader):
         beside: Mapping[str, int] | None = None,
         pre_aggregation: PreAggregation | None = None,
         pack: int | str | tuple[int | str, Path | str] | None = None,
+        gpu_memory: int | str | None = None,
         sample_threads: int | None = None,
         read_threads: int | None = None,
         sample_device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -308,6 +313,7 @@ class NeighborLoader(SeedLoader):
             beside=beside,
             pre_aggregation=pre_aggregation,
             pack=pack,
+            gpu_memory=gpu_memory,
         )
 
     @property

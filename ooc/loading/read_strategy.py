@@ -78,12 +78,13 @@ class InMemory(ReadStrategy):
     read_threads: int = 2
 
     def pipeline(self, cursors: Iterator[Cursor], budget: MemoryPlan, prefetch: int, clocks: dict[str, Clock]) -> Pipeline:
-        sample, load = self.stages.sample, self.stages.load
+        sample, load = self.stages.sample, self.stages.load.begun()
         split = sample.split_seeds
         stages = [] if split else [Stage("sample", sample.sample, sample.threads)]
         stages.append(Stage("read", load.load, self.read_threads, nbytes=self.memory.nbytes))
         stages.append(Stage("collate", self.stages.collate.collate))
-        return Pipeline(sample.batches(cursors) if split else cursors, stages, budget.in_flight, prefetch, clocks)
+        source: Iterator[Any] = sample.batches(cursors) if split else cursors
+        return Pipeline(source, stages, budget.in_flight, prefetch, clocks, on_stop=load.stop)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from ooc.loading.arguments import InputNodes
 from ooc.loading.batch_bytes import BatchLimit
 from ooc.loading.collate import CollateStage, EdgeFeature, Gather, LoadedBatch, SampledBatch, with_edge_ids
 from ooc.loading.input_links import InputLinks
+from ooc.loading.row_pool import RowPool
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor, Purpose, key, seeds_of, steps_of
 from ooc.runtime.memory_plan import MemoryPlan, words_for
@@ -289,8 +290,13 @@ class BatchArray(NamedTuple):
     rows: Rows
     """as stored"""
     gather: Gather
-    of_edges: bool
-    """whether a batch has the rows of its edges, by edge id, and not those of its nodes"""
+    column: str | None
+    """of a sampled batch, which has the ids of the rows; None: those of its nodes"""
+
+    @property
+    def of_edges(self) -> bool:
+        """Whether they are the rows of a batch's edges, by edge id."""
+        return self.column == EDGE_ID
 
     @property
     def on_disk(self) -> bool:
@@ -298,7 +304,8 @@ class BatchArray(NamedTuple):
 
     def ids(self, drawn: SampledBatch) -> Ids:
         """int64[n]: the rows that a batch has, of its nodes or, with its edge ids, of its edges."""
-        return drawn.subgraph.columns[EDGE_ID] if self.of_edges else drawn.subgraph.node
+        ids: Ids = drawn.subgraph.node if self.column is None else drawn.subgraph.columns[self.column]
+        return ids
 
 
 def on_disk(rows: Rows | None) -> bool:
@@ -339,6 +346,8 @@ class LoadStage:
     counts: ReadCounts
     buffers: Buffers
     edge_features: tuple[EdgeFeature, ...] = ()
+    pool: ClassVar[RowPool | None] = None
+    """of rows that stay on the device, which batches are completed from"""
 
     @property
     def decoders(self) -> tuple[RowDecoder, ...]:
@@ -363,12 +372,16 @@ class LoadStage:
         """The batch with its rows or aggregates. there: rows in memory, by the array's number in `arrays`; others are read."""
         if self.x is not None and self.pre_aggregation is not None:
             return self._aggregates(drawn, *there[0])
-        found = [
+        found = self.rows_of(drawn, there)
+        x = None if self.x is None else found.pop(0)
+        return LoadedBatch(drawn, x, self.labels_of(drawn), tuple(found))
+
+    def rows_of(self, drawn: SampledBatch, there: Mapping[int, InMemoryRows]) -> list[AnyArray]:
+        """The batch's rows of each array; there: see `take`."""
+        return [
             each.gather.take(*there[number], self.buffers) if number in there else self._read(each, drawn)
             for number, each in enumerate(self.arrays)
         ]
-        x = None if self.x is None else found.pop(0)
-        return LoadedBatch(drawn, x, self.labels_of(drawn), tuple(found))
 
     def _read(self, array: BatchArray, drawn: SampledBatch) -> AnyArray:
         ids = array.ids(drawn)
@@ -386,8 +399,19 @@ class LoadStage:
     @property
     def arrays(self) -> tuple[BatchArray, ...]:
         """The arrays whose rows batches have: x, if there is one, and edge features."""
-        of_nodes = () if self.x is None or self.gather is None else (BatchArray(self.x, self.gather, False),)
-        return (*of_nodes, *(BatchArray(each.rows, each.gather, True) for each in self.edge_features))
+        of_nodes = () if self.x is None or self.gather is None else (BatchArray(self.x, self.gather, None),)
+        return (*of_nodes, *(BatchArray(each.rows, each.gather, EDGE_ID) for each in self.edge_features))
+
+    def begun(self) -> Self:
+        """The stage at work on an epoch, which `stop` ends."""
+        return self
+
+    def stop(self) -> None:
+        """End all waiting of an epoch; idempotent."""
+
+    def completed(self, batch: Any) -> Any:
+        """The user's batch, with what is made on the device it was moved to."""
+        return batch
 
     def read_alone(self, drawn: SampledBatch) -> Iterator[tuple[Rows, Ids]]:
         """Rows on disk that the batch reads by itself, beside those of `arrays`, and which: none."""

@@ -82,8 +82,8 @@ class SuperbatchSession(ReadSession):
 
     def __init__(self, strategy: Superbatches, pool: int, alone: bool) -> None:
         stages, whole, most = strategy.stages, strategy.planner(pool), strategy.memory.max_bytes
-        self.sample, self._load, self._collate = stages.sample, stages.load, stages.collate
-        self._number, self._of_edges = list(stages.disk_arrays), whole.of_edges
+        self.sample, self._load, self._collate = stages.sample, stages.load.begun(), stages.collate
+        self._number, self._columns = list(stages.disk_arrays), whole.columns
         self._arrays: list[_ArrayReader] = []
         spare = most if len(whole.arrays) > 1 else 0  # a batch may have more of one array than that array's share
         try:
@@ -119,7 +119,7 @@ class SuperbatchSession(ReadSession):
         if k == 0:
             for reader, rows in zip(self._arrays, filled.arrays, strict=True):
                 reader.give(rows.idle)  # the superbatch before is through, so nobody needs them
-        drawn = batch.unpack(self._of_edges, [each.used.ids for each in arrays])
+        drawn = batch.unpack(self._columns, [each.used.ids for each in arrays])
         read = zip(self._number, self._arrays, filled.arrays, batch.row, strict=True)
         loaded = self._load.take(drawn, {number: (reader.rows, own.slot[row]) for number, reader, own, row in read})
         for reader, rows, changes in zip(self._arrays, filled.arrays, arrays, strict=True):
@@ -129,6 +129,7 @@ class SuperbatchSession(ReadSession):
         return self._collate.collate(loaded)
 
     def stop(self) -> None:
+        self._load.stop()
         for each in self._arrays:
             each.lease.stop()
 

@@ -48,27 +48,27 @@ class CompactBatch(NamedTuple):
         small = self.drawn.subgraph
         return self.drawn.position.nbytes + sum(each.nbytes for each in self.row) + small.nbytes + small.column_bytes
 
-    def unpack(self, of_edges: Sequence[bool], ids: Sequence[NDArray[Any]]) -> SampledBatch:
+    def unpack(self, of: Sequence[str | None], ids: Sequence[NDArray[Any]]) -> SampledBatch:
         """The batch as it was drawn, but for slots that nobody needs.
 
-        of_edges: of each array, whether its rows are those of edges; ids: [u], the superbatch's of each array.
+        of: the column of each array (`BatchArray.column`); ids: [u], the superbatch's of each array.
         """
         small = self.drawn.subgraph
         if isinstance(small, HeteroSubgraph):
             return replace(self.drawn, subgraph=small.unpacked())
         columns = {name: array.astype(np.int64) if name == EDGE_ID else array for name, array in small.columns.items()}
         node: NDArray[Any] = small.node
-        for edges, row, own in zip(of_edges, self.row, ids, strict=True):
-            if edges:
-                columns[EDGE_ID] = own[row].astype(np.int64)
-            else:
+        for column, row, own in zip(of, self.row, ids, strict=True):
+            if column is None:
                 node = own[row]
+            else:
+                columns[column] = own[row].astype(np.int64)
         node, indptr, source, slot = (each.astype(np.int64) for each in (node, small.indptr, small.source, small.slot))
         full = replace(small, node=node, indptr=indptr, source=source, slot=slot, columns=columns)
         return replace(self.drawn, subgraph=full)
 
 
-def pack(drawn: SampledBatch, of_edges: Sequence[bool], row: Sequence[NDArray[np.int32]], slots: bool) -> CompactBatch:
+def pack(drawn: SampledBatch, of: Sequence[str | None], row: Sequence[NDArray[np.int32]], slots: bool) -> CompactBatch:
     """The batch with its rows of each array at `row` (int32[n]) of the superbatch; see `CompactBatch.unpack`.
 
     slots: whether those it was drawn from are needed.
@@ -76,13 +76,9 @@ def pack(drawn: SampledBatch, of_edges: Sequence[bool], row: Sequence[NDArray[np
     full = drawn.subgraph
     if isinstance(full, HeteroSubgraph):
         return CompactBatch(replace(drawn, subgraph=full.packed(slots)), tuple(row))
-    node = _NOTHING if False in of_edges else full.node
+    node = _NOTHING if None in of else full.node
     arrays = (narrow(array) for array in (node, full.indptr, full.source, full.slot if slots else _NOTHING))
-    columns = {
-        name: narrow(array) if name == EDGE_ID else array
-        for name, array in full.columns.items()
-        if name != EDGE_ID or True not in of_edges
-    }
+    columns = {name: narrow(array) if name == EDGE_ID else array for name, array in full.columns.items() if name not in of}
     small_node, indptr, source, slot = arrays
     small = replace(full, node=small_node, indptr=indptr, source=source, slot=slot, columns=columns)
     return CompactBatch(replace(drawn, subgraph=small), tuple(row))
@@ -193,7 +189,7 @@ class SuperbatchDraft:
         """Take a batch in, unless the superbatch is full; see `ooc.loading.read_strategy.grouped`."""
         planner, memory = self._planner, self._planner.memory
         numbers = [union.number(each.ids(drawn)) for union, each in zip(self._unions, planner.arrays, strict=True)]
-        packed = pack(drawn, planner.of_edges, numbers, planner.stages.needs_slots)
+        packed = pack(drawn, planner.columns, numbers, planner.stages.needs_slots)
         kept = self._kept + packed.nbytes
         self._batch = max(self._batch, memory.nbytes(drawn))
         self._active = max(self._active, memory.activation_bytes(drawn))
@@ -245,6 +241,11 @@ class SuperbatchPlanner:
     def arrays(self) -> tuple[BatchArray, ...]:
         """The arrays that are read from disk."""
         return tuple(self.stages.disk_arrays.values())
+
+    @cached_property
+    def columns(self) -> tuple[str | None, ...]:
+        """Of each array, the column of a batch that has its ids."""
+        return tuple(each.column for each in self.arrays)
 
     @cached_property
     def of_edges(self) -> tuple[bool, ...]:

@@ -22,7 +22,8 @@ class Upkeep:
     written at the end; fills: times that histories' hot rows are read, before the second epoch and after every layer-wise pass;
     refresh_read: by all refreshes, but not by those that share a layer-wise pass with scores; drift_read: by measuring the
     drift of histories, behind every epoch; emptied: of the epochs after the first, the share before which a layer-wise pass has
-    driven the rows out of memory; scan_peak: of the process in a layer-wise pass, where there are any.
+    driven the rows out of memory; scan_peak: of the process in a layer-wise pass, where there are any; pool: of feature rows
+    that are read from disk once, to stay on a GPU, pool_rows of them in pool_s seconds.
     """
 
     beforehand: float = 0.0
@@ -33,6 +34,9 @@ class Upkeep:
     drift_read: int = 0
     emptied: float = 0.0
     scan_peak: int = 0
+    pool: int = 0
+    pool_rows: int = 0
+    pool_s: float = 0.0
 
 
 CHANGES = {
@@ -152,7 +156,9 @@ def plan(profile: RunProfile, budget: MemoryPlan, run: RunFacts) -> Plan:
     pulling_s, pulled, pushed = _histories(first, later, profile, run)
     stages = _stages(whole, profile) | pulling_s
     edges = profile.sampled_nbytes * (whole.steps + run.upkeep.beforehand) + whole.edge_nbytes
-    seconds_per_epoch = whole.seconds / whole.steps * run.steps_per_epoch
+    upkeep = run.upkeep
+    rows_read = whole.rows_read + upkeep.pool_rows
+    seconds_per_epoch = (whole.seconds + upkeep.pool_s) / whole.steps * run.steps_per_epoch
     others = {
         name: sum(_shares((other,), profile, run), Share()).seconds / whole.steps * run.steps_per_epoch
         for name, other in profile.others.items()
@@ -160,18 +166,18 @@ def plan(profile: RunProfile, budget: MemoryPlan, run: RunFacts) -> Plan:
     }
     prediction = Prediction(
         seconds_per_epoch=seconds_per_epoch,
-        first_epoch_seconds=first.seconds,
+        first_epoch_seconds=first.seconds + upkeep.pool_s,
         later_epoch_seconds=later.scaled(run.steps_per_epoch).seconds if later.steps else None,
         evaluate_seconds=sum(run.scored.get(name, 0) * scoring_s(each, costs) for name, each in profile.evaluations.items()),
         peak_rss_bytes=peak_bytes(profile, run),
-        bytes_read=round(whole.nbytes + edges),
+        bytes_read=round(whole.nbytes + upkeep.pool + edges),
         edge_bytes_read=round(edges),
         history_bytes_read=round(pulled),
         history_bytes_written=round(pushed),
-        rows_read=round(whole.rows_read),
+        rows_read=round(rows_read),
         rows_asked=round(whole.rows_asked),
-        hit_rate=hit_rate(whole.rows_read, whole.rows_asked) if run.row_bytes else None,
-        read_amplification=read_amplification(whole.nbytes, whole.rows_read, run.row_bytes if run.even_rows else 0),
+        hit_rate=hit_rate(rows_read, whole.rows_asked) if run.row_bytes else None,
+        read_amplification=read_amplification(whole.nbytes + upkeep.pool, rows_read, run.row_bytes if run.even_rows else 0),
         read_bytes_per_second=whole.nbytes / whole.read_s if whole.read_s else None,
         stages=stages,
         bottleneck=bottleneck(stages),

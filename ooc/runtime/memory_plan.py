@@ -44,6 +44,10 @@ RANKED_SHARE = 2
 """Groups of sources that are ranked take half of what the memory leaves; the rest is for what torch and the reads take"""
 DEVICE_TOPOLOGY_SHARE = 2
 """A topology is sampled on the GPU by itself if it takes at most half of the memory that is free there"""
+DEVICE_LIBRARIES_SHARE = 16
+"""Kernels' workspaces and holes between torch's blocks have 1/16 of a GPU's memory"""
+DEVICE_BATCHES_SHARE = 8
+"""Batches and activations have 1/8 of it at least"""
 _FREED_BYTES, _FREED_SHARE = 80 * 10**6, 10
 _HISTORY_SHARE = 4
 _TRIAL_BYTES = 2**29
@@ -117,6 +121,73 @@ def words_for(need: int, room: int) -> str:
 
 
 @dataclass(frozen=True)
+class DevicePlan:
+    """Bytes of a GPU's memory by purpose. PURE."""
+
+    memory: int
+    """all that may be used"""
+    libraries: int
+    """what kernels take for themselves, and holes between blocks"""
+    model: int
+    """parameters, gradients and optimizer state"""
+    topology: int = 0
+    """edges to sample from"""
+    batches: int = 0
+    """batches on their way and at the model, as they cross the bus"""
+    activations: int = 0
+    """activations, and feature rows as the model takes them"""
+    pool: int = 0
+    """feature rows that stay"""
+    rows: int = 0
+    """of all feature rows there are"""
+    origin: str = ""
+    """where `memory` comes from, for people"""
+
+    @classmethod
+    def of(cls, memory: int, model: int = 0, origin: str = "") -> Self:
+        """The plan before anything is known of batches."""
+        return cls(memory, memory // DEVICE_LIBRARIES_SHARE, model, origin=origin)
+
+    def with_topology(self, nbytes: int) -> Self:
+        """The plan with edges to sample from, or those it has."""
+        return replace(self, topology=max(nbytes, self.topology))
+
+    def beside(self, batches: int, activations: int, wanted: int, rows: int) -> Self:
+        """The plan with batches, and with what they leave for feature rows, `wanted` bytes at most.
+
+        Rows that do not all fit leave batches an eighth, as those of scores are larger than those that were sampled. Raises
+        BudgetError where the model and its batches are too much; it names what would do.
+        """
+        need = {"the model": self.model, "edges": self.topology, "batches": batches, "activations": activations}
+        left, others = self.memory - self.libraries - sum(need.values()), self.libraries + self.model + self.topology
+        if left < 0:
+            enough = math.ceil(sum(need.values()) * _ROUND_UP * DEVICE_LIBRARIES_SHARE / (DEVICE_LIBRARIES_SHARE - 1))
+            named = ", ".join(f"{name} {format_bytes(size)}" for name, size in need.items() if size)
+            raise BudgetError(
+                f"{format_bytes(self.memory)} of GPU memory {self.origin} is not enough for {named}; give `gpu_memory` at "
+                f"least {format_bytes(enough)}, a smaller `batch_size` or a smaller `fanout`"
+            )
+        more = max(0, (self.memory - others) // DEVICE_BATCHES_SHARE - batches - activations)
+        return replace(self, batches=batches, activations=activations, pool=min(wanted, max(0, left - more)), rows=rows)
+
+    def without_pool(self) -> Self:
+        """The plan where no rows stay."""
+        return replace(self, pool=0)
+
+    def parts(self) -> dict[str, int]:
+        """As `MemoryPlan.parts`."""
+        return {
+            f"GPU memory {self.origin}".strip(): self.memory,
+            "  GPU libraries": self.libraries,
+            "  GPU model": self.model,
+            "  GPU edges": self.topology,
+            "  GPU batches": self.batches,
+            "  GPU activations": self.activations,
+            "  GPU feature rows": self.pool,
+        }
+
+
+@dataclass(frozen=True)
 class MemoryPlan:
     """Bytes of memory by purpose; printed, it is a table. Each property is the share of one part of `ooc`."""
 
@@ -146,6 +217,8 @@ class MemoryPlan:
     """what `beside_history` or `beside_tables` has left to histories, to a memory of nodes or to embedding tables"""
     whole: bool = False
     """whether `states` has all rows of embedding tables"""
+    device: DevicePlan | None = None
+    """of the GPU that batches are moved to; None: the CPU, or nothing stays there"""
 
     def enough_for(self, batches: int) -> int:
         """The memory of the process to advise where batches need so many bytes."""
@@ -260,6 +333,12 @@ class MemoryPlan:
             self, in_flight=in_flight, max_batch=max_batch, states=self.batches - in_flight - 3 * max_batch, whole=True
         )
 
+    def beside_slots(self, nbytes: int) -> Self:
+        """The plan of batches beside the places, of so many bytes, of rows that stay on the device."""
+        shares = (share + -share * nbytes // self.batches for share in (self.in_flight, self.max_batch))
+        in_flight, max_batch = shares
+        return replace(self, in_flight=in_flight, max_batch=max_batch, states=self.states + nbytes) if nbytes else self
+
     @property
     def table_rows(self) -> int:
         """For rows of embedding tables in RAM: what is left to them if it has all of them, else half, and as much again for
@@ -278,6 +357,7 @@ class MemoryPlan:
             "  read buffers": self.scratch,
             "  batches, superbatches, activations": self.batches,
             "    of it a batch at most": self.max_batch,
+            **({} if self.device is None else self.device.parts()),
         }
 
     def __str__(self) -> str:

@@ -26,9 +26,11 @@ from ooc.layerwise.scores import ExactScores
 from ooc.layerwise.shape import besides_bytes, has_layers, own_way
 from ooc.loading.arguments import weight_column_of
 from ooc.loading.base import AHEAD, BatchLoader
+from ooc.loading.choose_pool import device_plan
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.ranks import WHOLE
 from ooc.loading.sampling import graphs_of
+from ooc.loading.stages import on_disk
 from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
 from ooc.metrics.losses import LabelLoss
 from ooc.models.compile import compile_model, many_variants
@@ -51,7 +53,7 @@ from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.process import resident_bytes
 from ooc.training import checkpoint, summary
-from ooc.training.build import make_optimizer, model_bytes, table_shapes
+from ooc.training.build import device_model_bytes, make_optimizer, model_bytes, table_shapes
 from ooc.training.mode import RunContext, RunState, Scores
 from ooc.training.node_mode import EXACT_FOLDER, NodeMode, make_loss
 
@@ -72,6 +74,8 @@ class BatchMode(NodeMode):
     """in memory, for every node of the graph, that the mode keeps"""
     prefers_exact: ClassVar[bool] = True
     """whether exact scores are the mode's choice where the settings are open"""
+    pools: ClassVar[bool] = False
+    """whether feature rows may stay on a GPU"""
     loses: ClassVar[bool] = False
     """whether batches lack something that `met` counts"""
     traits: ClassVar[ModeTraits]
@@ -86,7 +90,11 @@ class BatchMode(NodeMode):
         self.budget = plan_memory(dataset, model_bytes(config, self.model) + kept, self._columns())
         if self.table_shapes:
             self.budget = self.budget.beside_tables(bytes_in_ram(self.table_shapes, config.optimizer))
+        if self.pools:
+            device = device_plan(self.device, config.gpu_memory, device_model_bytes(config, self.model))
+            self.budget = replace(self.budget, device=device)
         self.loader = self._make_loader()
+        self.budget = replace(self.budget, device=self.loader.budget.device)
         self.by_layers = has_layers(self.model) and not dataset.is_hetero
         self.evaluators = {} if self.scores_by_layers else self._make_evaluators()
         self._share_block_policy()
@@ -394,7 +402,7 @@ class BatchMode(NodeMode):
         def train(batch: Any) -> None:
             other.model.train()
             other.tables.ahead((0, batch))
-            other.step(batch.to(device), 1)
+            other.step(self._placed(batch), 1)
             other.update(optimizer)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # training waits for every loss too
@@ -402,11 +410,15 @@ class BatchMode(NodeMode):
         def score(batch: Any) -> None:
             other.tables.look_up((0, batch))
             with evaluating(other.model), autocast(device, self.config.precision):
-                batch = batch.to(device)
+                batch = self._placed(batch)
                 other.tables.pull(batch)
                 self.outputs(other.model, batch)
 
         return RunTrial(self.loader, self.evaluators, train, score, steps, epochs, self.histories())
+
+    def _placed(self, batch: Any) -> Any:
+        """A batch of a trial on the device, with what is made there."""
+        return self.loader.strategy.stages.load.completed(batch.to(self.device))
 
     def _twin(self) -> Self:
         """The mode with another model of the same shape."""
@@ -427,10 +439,14 @@ class BatchMode(NodeMode):
         """What a run of so many steps does besides batches. asked: nodes of a batch."""
         epochs = -(-steps // self.steps_per_epoch)
         emptied = [epoch for epoch in range(1, epochs) if self._empties_memory(epoch)]
+        pool, x = self.loader.pool, self.loader.strategy.stages.load.x
+        filled = {} if pool is None or not on_disk(x) else {"pool": pool.nbytes, "pool_rows": pool.slots.capacity}
         return Upkeep(
             fills=len({1, *emptied}) if epochs > 1 else 0,
             emptied=len(emptied) / max(1, epochs - 1),
             scan_peak=self._pass_costs(EXACT_FOLDER, None)[0] if self.scores_by_layers else 0,
+            pool_s=filled.get("pool", 0) * cost_of(x).byte_s,
+            **filled,
         )
 
     def _empties_memory(self, epochs: int) -> bool:
@@ -466,6 +482,7 @@ class SampledMode(BatchMode):
     """Sampled neighborhoods; see `Mode`."""
 
     prefers_exact = False
+    pools = True
     typed = True
     traits = ModeTraits(0, "sampled neighborhoods", "none")
 

@@ -200,6 +200,12 @@ def model_bytes(config: RunConfig, model: nn.Module) -> int:
     return sum(sizes) * (1 + states[config.optimizer]) + 2 * kept
 
 
+def device_model_bytes(config: RunConfig, model: nn.Module) -> int:
+    """What training adds to a model that stands on a GPU: gradients and the optimizer's state."""
+    states = {"adam": 2, "adamw": 2, "sgd": 0}
+    return sum(p.numel() * p.element_size() for p in model.parameters() if p.is_cuda) * (1 + states[config.optimizer])
+
+
 def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Adam, AdamW or SGD, weight decay on every parameter."""
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -75,7 +75,8 @@ class NodeMode(LabelMode):
 
     def notes(self) -> list[str]:
         """The memory, and how features are read."""
-        memory = [] if self.config.memory is None else [str(self.batch_budget)]
+        given = self.config.memory or getattr(self.config, "gpu_memory", None)
+        memory = [] if given is None else [str(self.batch_budget)]
         return [*memory, *([f"features are read: {self.reading}"] if self.reading else [])]
 
     @property

@@ -88,16 +88,25 @@ class SegmentRows(Background):
         `empty` allocates the memory; io_uring reads directly into page-aligned memory.
         """
         check_range(self.shape[0], first, last)
-        low, high = self._range(first, last)
-        offset = np.arange(low, high, MAX_EXTENT_BYTES // self.engine.alignment * self.engine.alignment)
-        plan = ReadPlan(
-            self.row_bytes, offset, np.diff(offset, append=high), _NO_ROWS, _NO_ROWS, np.zeros(len(offset) + 1, np.int64)
-        )
+        plan = self.range_plan(first, last)
         buffer = empty(plan.nbytes)
-        nbytes = self.engine.read(plan, buffer) if len(offset) else 0
-        begin = first * self.row_bytes - low
+        nbytes = self.engine.read(plan, buffer) if len(plan.offset) else 0
+        begin = first * self.row_bytes - self._range(first, last)[0]
         rows = buffer[begin : begin + (last - first) * self.row_bytes].view(self.dtype)
         return rows.reshape(last - first, *self.shape[1:]), nbytes
+
+    def range_plan(self, first: int, last: int) -> ReadPlan:
+        """The extents of rows first..last-1, one behind the other, without a place of each row."""
+        low, high = self._range(first, last)
+        offset = np.arange(low, high, MAX_EXTENT_BYTES // self.engine.alignment * self.engine.alignment)
+        return ReadPlan(
+            self.row_bytes, offset, np.diff(offset, append=high), _NO_ROWS, _NO_ROWS, np.zeros(len(offset) + 1, np.int64)
+        )
+
+    def checked(self, engine: Engine) -> Engine:
+        """Another engine over the same segments, whose reads are compared with checksums as those of `engine` are."""
+        own = self.engine
+        return CheckingEngine(engine, self.segments, own.all_chunks) if isinstance(own, CheckingEngine) else engine
 
     def plan_ranges(self, first: Ids, last: Ids) -> tuple[ReadPlan, Ids]:
         """Return the reads for ranges of rows, and where each begins in them; see `ooc.stores.io.read_plan.plan_ranges`."""

@@ -1,6 +1,7 @@
 """On a pretended CUDA device (`tests.pretended_cuda`): every kind of run has the CPU's losses, and its steps do not wait."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from torch_geometric.data import Data
 
 import ooc
 from ooc.config.modes import class_of
+from ooc.loading.choose_pool import _Chooser
+from ooc.runtime.memory_plan import DevicePlan
 from ooc.stores.build import write_store
 from ooc.stores.errors import ConfigError
 from ooc.stores.graph import Graph
@@ -169,6 +172,20 @@ def test_runs_sampled_on_the_device_have_the_same_bits(stores: dict[str, Path], 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_are_the_cpu_s_and_steps_do_not_wait(stores: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    check_losses(stores, tmp_path, kind)
+
+
+@pytest.mark.parametrize("kind", ["sage", "sage, rows in RAM", "sage, bf16", "gcn, weights", "gat", "links", "edges"])
+def test_rows_that_do_not_all_fit_the_device(
+    stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    beside = DevicePlan.beside
+    monkeypatch.setattr(DevicePlan, "beside", lambda self, *sizes: replace(beside(self, *sizes), pool=sizes[3] // 3))
+    monkeypatch.setattr(_Chooser, "_pays", lambda self, slots: True)
+    check_losses(stores, tmp_path, kind)
+
+
+def check_losses(stores: dict[str, Path], tmp_path: Path, kind: str) -> None:
     given = {"store": "multiclass", "hidden": 8, "epochs": 2, "seed": 5, "threads": 1, **KINDS[kind]}
     fields = class_of(given).model_fields
     given = {name: value for name, value in OFF.items() if name in fields} | given

@@ -1,5 +1,7 @@
 """`CheckingEngine`: an engine that compares chunks with their checksums."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,7 +28,7 @@ class CheckingEngine:
         self.inner = engine
         self.name, self.alignment, self.reaches_device = engine.name, engine.alignment, engine.reaches_device
         self.reason, self.note = engine.reason, engine.note
-        self._segments, self._sums, self._all = segments, segments.sums, all_chunks
+        self._segments, self._sums, self.all_chunks = segments, segments.sums, all_chunks
 
     def read(self, plan: ReadPlan, buffer: NDArray[np.uint8]) -> int:
         self._check(plan)
@@ -39,8 +41,12 @@ class CheckingEngine:
         self._check(plan)
         return self.inner.gather(plan, out, at)
 
+    def registered(self, buffer: Any) -> Any:
+        """As of an engine that reaches a device."""
+        return self.inner.registered(buffer)  # type: ignore[attr-defined]
+
     def _check(self, plan: ReadPlan) -> None:
-        if self._all:
+        if self.all_chunks:
             self._segments.check(plan.offset, plan.length)
 
     def close(self) -> None:

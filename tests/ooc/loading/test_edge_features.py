@@ -197,7 +197,7 @@ def test_rows_in_memory_keep_to_their_shares(path: Path) -> None:
                 assert len(used.ids) <= used.limit
                 assert len(used.ids) <= (E if of_edges else N)
         unpacked = [
-            batch.unpack(planner.of_edges, [used.ids for used in sketch.arrays])
+            batch.unpack(planner.columns, [used.ids for used in sketch.arrays])
             for sketch in sketches
             for batch in sketch.batches
         ]

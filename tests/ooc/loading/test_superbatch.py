@@ -264,7 +264,7 @@ def test_windows_hold_all_batches_in_order_within_their_bytes(ds, batch_size, ma
     drawn = list(strategy.stages.sample.batches(iter([Cursor(0, step) for step in range(len(loader))])))
     planner = SuperbatchPlanner(strategy.stages, strategy.memory, pool, (CachedNodes.none(),), first * F * 4, growth=3)
     made = list(planner.sketches(iter(drawn)))
-    unpacked = [batch.unpack([False], [sketch.arrays[0].ids]) for sketch in made for batch in sketch.batches]
+    unpacked = [batch.unpack([None], [sketch.arrays[0].ids]) for sketch in made for batch in sketch.batches]
     for one, other in zip(unpacked, drawn, strict=True):
         bare = dataclasses.replace(other.subgraph, slot=other.subgraph.slot if edge_ids else other.subgraph.slot[:0])
         assert (one.step, one.last) == (other.step, other.last)
