@@ -59,7 +59,7 @@ def sample_place(
         return SamplePlace(None, "batches go there")
     why = _kept_from_it(ds, order, collate, sampling, edges_on_disk, rows_on_disk)
     if why is None and asked == "auto" and pre_aggregation is not None:
-        why = "it makes the first layer's aggregates, which needs the edges there"
+        why = "the first layer's aggregates need the edges there"
     if why is None and not is_there(ds.graph, device):
         need, free = device_bytes(ds.graph), int(torch.cuda.mem_get_info(device)[0])
         if need > (free // DEVICE_TOPOLOGY_SHARE if asked == "auto" else free):
