@@ -59,6 +59,7 @@ def test_training_is_timed_by_arms(
     assert found["arms"].keys() == (arms if name == "cpu" else {*arms, *training.ARMS})
     assert all(each["seconds_per_batch"] > 0 for each in found["arms"].values())
     assert found["losses_equal"]
+    assert not found["refused"]
     assert found["delivered"]["copies"]["of_pinned"] > 0
     assert found["delivered"]["loader"]["seconds_per_batch"] > 0
     lines = capfd.readouterr().out.splitlines()
@@ -72,3 +73,17 @@ def test_without_a_gpu_one_line_says_so() -> None:
         device.device_of("cuda")
     with device.counted_waits(torch.device("cpu")) as waits:
         assert waits.count == 0
+
+
+def test_an_arm_that_is_refused_does_not_end_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(training.ARMS, "rows on disk", {"gpu_memory": "1GB"})
+    monkeypatch.setattr(training, "_OF_GPUS", {"tf32", "precision", "sample_device"})
+    monkeypatch.delitem(training.ARMS, "rows in RAM, few on the GPU")
+    monkeypatch.delitem(training.ARMS, "rows on disk, few on the GPU")
+    called(training.main, monkeypatch, tmp_path, "--out", tmp_path / "out", "--fanout", "3,3", *TINY, "--device", "cpu")
+    found = json.loads((tmp_path / "out" / "training-3-3.json").read_text())
+    assert found["arms"].keys() == {"rows in RAM", training.GATHERED}
+    assert found["refused"].keys() == {"rows on disk"}
+    assert "rows on disk: refused, " in capfd.readouterr().out

@@ -4,10 +4,11 @@
     python -m tools.bench.gpu.training WORK --fanout 15,10,5 --out OUT
 
 GraphSAGE on a graph of `tools.graphs.make_graph`, numbered by degree, made in WORK unless it is there. Every arm but the last
-is `ooc train` with these settings: batches have first-layer aggregates; the clock begins at step --warm. Losses from RAM and
-from disk are compared. The arm "gathered and copied" draws batches with `ooc`'s sampler, gathers their rows from a page-locked
-array in a thread, and copies them on a stream of their own two batches ahead; the model computes all layers from rows. "loader
-alone" iterates over batches on the device without a model; "copies of ready batches" delivers the same ones again and again.
+is `ooc train` with these settings: batches have first-layer aggregates; the clock begins at step --warm. Losses of the arms in
+float32 are compared to the bit, and an arm that is refused (too little memory) says why. The arm "gathered and copied" draws
+batches with `ooc`'s sampler, gathers their rows from a page-locked array in a thread, and copies them on a stream of their own
+two batches ahead; the model computes all layers from rows. "loader alone" iterates over batches on the device without a model;
+"copies of ready batches" delivers the same ones again and again.
 """
 
 import argparse
@@ -35,6 +36,7 @@ from ooc.models.user_models import forward_batch
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.device_reads import pinned_copy_rate
 from ooc.runtime.transfer import Copier, StorageRegions, map_leaves, moved, on_device, pin
+from ooc.stores.errors import OocError
 from ooc.training.callbacks import Callback
 from ooc.training.loop import train
 from tools.bench.gpu.device import Waits, counted_waits, device_of, synchronize, write
@@ -43,15 +45,19 @@ from tools.bench.lib.stores import make_store
 AHEAD = 2
 """batches that are gathered and copied before the model asks for them"""
 GATHERED = "gathered and copied"
+FEW = "few"
+"""stands for --gpu-memory"""
 ARMS: dict[str, dict[str, Any]] = {
     "rows in RAM": {"in_memory": True},
     "rows in RAM, TF32": {"in_memory": True, "tf32": True},
     "rows in RAM, bf16": {"in_memory": True, "precision": "bf16"},
     "rows in RAM, sampled on the GPU": {"in_memory": True, "sample_device": "cuda"},
+    "rows in RAM, few on the GPU": {"in_memory": True, "gpu_memory": FEW},
     "rows on disk": {},
+    "rows on disk, few on the GPU": {"gpu_memory": FEW},
 }
-"""settings of `ooc train`"""
-_OF_GPUS = {"tf32", "precision", "sample_device"}
+"""settings of `ooc train`; on a GPU its memory has the feature rows, all of them unless there are few"""
+_OF_GPUS = {"tf32", "precision", "sample_device", "gpu_memory"}
 _READY = 8
 """batches that are delivered in turn"""
 
@@ -82,8 +88,11 @@ class Clocked(Callback):
 
 def arms_of(a: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Settings of `ooc train` by arm; on the CPU without what only GPUs have."""
-    arms = {name: own for name, own in ARMS.items() if a.device == "cuda" or not _OF_GPUS & own.keys()}
-    return {name: {**own, **({} if "in_memory" in own else {"memory": a.memory})} for name, own in arms.items()}
+    arms = {name: dict(own) for name, own in ARMS.items() if a.device == "cuda" or not _OF_GPUS & own.keys()}
+    for own in arms.values():
+        own |= {} if "in_memory" in own else {"memory": a.memory}
+        own |= {"gpu_memory": a.gpu_memory} if "gpu_memory" in own else {}
+    return arms
 
 
 def trained(
@@ -258,22 +267,31 @@ def table(figures: dict[str, Any]) -> list[str]:
     for name, each in figures["arms"].items():
         stages = each.get("stage_seconds_per_item", {})
         lines += [f"{name}: " + ", ".join(f"{stage} {1e3 * s:.2f} ms" for stage, s in stages.items())] if stages else []
-    return [*lines, f"losses from RAM and from disk are equal: {figures['losses_equal']}"]
+    lines += [f"{name}: refused, {why}" for name, why in figures["refused"].items()]
+    return [*lines, f"losses of `ooc train` in float32 are equal: {figures['losses_equal']}"]
 
 
 def measure(a: argparse.Namespace, store: Path, device: torch.device) -> dict[str, Any]:
     """All arms in turn."""
     arms: dict[str, Any] = {}
+    refused: dict[str, str] = {}
     for name, settings in arms_of(a).items():
-        arms[name] = trained(a, store, settings, device, counting=False)
-        arms[name]["counted_waits"] = trained(a, store, settings, device, counting=True)["waits_per_batch"]
+        try:
+            timed = trained(a, store, settings, device, counting=False)
+            waits = trained(a, store, settings, device, counting=True)["waits_per_batch"]
+        except (OocError, torch.OutOfMemoryError) as error:
+            refused[name] = str(error)
+            continue
+        arms[name] = {**timed, "counted_waits": waits}
     pinned = pinned_copy_rate(device)
     with ooc.open(store, in_memory=True) as ds:
         arms[GATHERED] = gathered(a, ds, device)
         found = delivered(a, ds, device, pinned)
     alike = [arms[name].pop("losses") for name in list(arms)]
-    own = [losses for name, losses in zip(arms, alike, strict=True) if name in ("rows in RAM", "rows on disk")]
-    return {"arms": arms, "pinned_bytes_per_s": pinned, "delivered": found, "losses_equal": all(each == own[0] for each in own)}
+    exact = [name for name, settings in ARMS.items() if not {"tf32", "precision"} & settings.keys()]
+    own = [losses for name, losses in zip(arms, alike, strict=True) if name in exact]
+    equal = all(each == own[0] for each in own)
+    return {"arms": arms, "refused": refused, "pinned_bytes_per_s": pinned, "delivered": found, "losses_equal": equal}
 
 
 def parse() -> argparse.Namespace:
@@ -286,7 +304,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=300)
     parser.add_argument("--counted", type=int, default=30, help="batches whose waits are counted")
     parser.add_argument("--warm", type=int, default=20, help="batches before the clock runs")
-    parser.add_argument("--memory", default="4GB", help="of the arm with rows on disk")
+    parser.add_argument("--memory", default="4GB", help="of the arms with rows on disk")
+    parser.add_argument("--gpu-memory", default="3GB", help="of the arms with few rows on the GPU")
     parser.add_argument("--nodes", type=int, default=8_000_000)
     parser.add_argument("--edges", type=int, default=80_000_000)
     parser.add_argument("--width", type=int, default=128)
