@@ -1,6 +1,6 @@
 """On a pretended CUDA device (`tests.pretended_cuda`): every kind of run has the CPU's losses, and its steps do not wait."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -73,6 +73,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "graphmixer": {"mode": "events", "store": "events", "model": "graphmixer", "time_dim": 4, "batch_size": 20},
     "windows": {"mode": "snapshots", "store": "events", "window": "40", "by": "count", "identity": 4},
 }
+IN_SHORT = {"sage", "history", "events", "windows", "full"}
+"""kinds that short runs of the tests have too"""
+
+
+def some(kinds: Iterable[str], in_short: Collection[str] = IN_SHORT) -> list[Any]:
+    return [pytest.param(kind, marks=() if kind in in_short else pytest.mark.slow) for kind in kinds]
 
 
 def node_store(path: Path, task: str = "multiclass") -> Path:
@@ -137,7 +143,7 @@ def trained(stores: dict[str, Path], tmp_path: Path) -> Callable[[str], tuple[Pa
     return make
 
 
-@pytest.mark.parametrize("kind", ["sage", "gcn, weights", "gat", "types", "links", "edges", "graphs"])
+@pytest.mark.parametrize("kind", some(["sage", "gcn, weights", "gat", "types", "links", "edges", "graphs"]))
 @pytest.mark.parametrize("verb", ["infer", "embed"])
 def test_outputs_of_all_nodes_are_computed_on_the_device(trained: Any, kind: str, verb: str) -> None:
     run, store = trained(kind)
@@ -152,7 +158,7 @@ def test_outputs_of_all_nodes_are_computed_on_the_device(trained: Any, kind: str
     assert operations > 4
 
 
-@pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
+@pytest.mark.parametrize("model", some(["sage", "gcn", "gat"], {"gat"}))
 def test_runs_sampled_on_the_device_have_the_same_bits(stores: dict[str, Path], tmp_path: Path, model: str) -> None:
     given = {**HOPS, "model": model, "store": stores["multiclass"], "in_memory": True, "hidden": 8, "epochs": 2, "threads": 1}
     losses, notes = {}, {}
@@ -170,12 +176,12 @@ def test_runs_sampled_on_the_device_have_the_same_bits(stores: dict[str, Path], 
         train(class_of(given)(**given, out=tmp_path / "no", device="cpu", sample_device="cuda"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS))
 def test_losses_are_the_cpu_s_and_steps_do_not_wait(stores: dict[str, Path], tmp_path: Path, kind: str) -> None:
     check_losses(stores, tmp_path, kind)
 
 
-@pytest.mark.parametrize("kind", ["sage", "sage, rows in RAM", "sage, bf16", "gcn, weights", "gat", "links", "edges"])
+@pytest.mark.parametrize("kind", some(["sage", "sage, rows in RAM", "sage, bf16", "gcn, weights", "gat", "links", "edges"]))
 def test_rows_that_do_not_all_fit_the_device(
     stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
