@@ -23,6 +23,8 @@ from ooc.stores.io.segments import Segments
 from ooc.training import checkpoint
 from ooc.training.loop import train
 from tests.ooc.batches import same
+from tests.ooc.loading.test_feature_gather import TYPES
+from tests.ooc.loading.test_row_pool import SETTINGS, stored, use_part
 from tests.ooc.runs import configure
 from tests.ooc.runtime.test_transfer import batch_of
 from tests.ooc.sampling.test_device_neighbor import graph_of
@@ -101,6 +103,25 @@ def test_pinned_batches_for_copies_of_the_user_s_own() -> None:
     assert batch.x.is_pinned()
     assert batch.blocks[1].edge_index.is_pinned()
     assert same(batch, batch_of())
+
+
+@pytest.mark.parametrize("part", [0.3, 1.0])
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("name", ["rows", "mean", "expanded", "gcn", "bfloat16"])
+def test_rows_that_stay_give_the_batches_of_the_cpu_to_the_bit(
+    make_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, part: float
+) -> None:
+    store, source = stored(make_store, tmp_path, kind)
+    given: dict[str, Any] = {"batch_size": 40, "shuffle": True, "seed": 2, **SETTINGS[name]}
+    with ooc.open(store, features={"x": source}) as ds:
+        wanted = list(NeighborLoader(ds, [4, 3], **given))
+        use_part(part, monkeypatch)
+        pooled = NeighborLoader(ds, [4, 3], **given, device="cuda", gpu_memory="1GB")
+        assert pooled.pool is not None
+        assert same([batch.cpu() for batch in pooled], wanted)
+        before = pooled.bytes_read
+        list(pooled)
+        assert part < 1 or pooled.bytes_read == before
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

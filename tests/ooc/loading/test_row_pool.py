@@ -150,19 +150,21 @@ def plan_of(ds: Dataset, max_batch: int = 2**22) -> Any:
     return dataclasses.replace(budget, device=DevicePlan.of(10**9), **small)
 
 
+def use_part(part: float, monkeypatch: pytest.MonkeyPatch, beside: Any = DevicePlan.beside) -> None:
+    """Devices have room for that part of the rows from now on, and it is used however slow it is."""
+
+    def less(self: DevicePlan, batches: int, activations: int, wanted: int, rows: int) -> DevicePlan:
+        found: DevicePlan = beside(self, batches, activations, int(wanted * part), rows)
+        return found
+
+    monkeypatch.setattr(DevicePlan, "beside", less)
+    monkeypatch.setattr(_Chooser, "_pays", lambda self, slots: True)
+
+
 @pytest.fixture
 def part_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """(part) -> None: devices have room for that part of the rows from now on, and it is used however slow it is."""
-    beside = DevicePlan.beside
-
-    def limit(part: float) -> None:
-        def less(self: DevicePlan, batches: int, activations: int, wanted: int, rows: int) -> DevicePlan:
-            return beside(self, batches, activations, int(wanted * part), rows)
-
-        monkeypatch.setattr(DevicePlan, "beside", less)
-        monkeypatch.setattr(_Chooser, "_pays", lambda self, slots: True)
-
-    return limit
+    """(part) -> None: see `use_part`."""
+    return lambda part: use_part(part, monkeypatch)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
