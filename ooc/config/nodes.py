@@ -154,8 +154,7 @@ class TrainConfig(NodeConfig):
     )
     gpu_memory: Size | None = Field(
         default=None,
-        description="Memory of the GPU to take, such as 8GB: feature rows have what the model and batches leave. By default "
-        "what is free.",
+        description="Memory of the GPU to take, such as 8GB, for feature rows too; by default what is free.",
     )
     sample_device: DeviceName = Field(
         default="auto",
