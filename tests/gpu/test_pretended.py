@@ -1,6 +1,7 @@
 """On a pretended CUDA device (`tests.pretended_cuda`): every kind of run has the CPU's losses, and its steps do not wait."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 import ooc
@@ -20,6 +22,7 @@ from ooc.stores.errors import ConfigError
 from ooc.stores.graph import Graph
 from ooc.training.checkpoint import read_metrics
 from ooc.training.loop import train
+from ooc.training.run import Run
 from ooc.training.watchers import LineWatcher
 from tests.conftest import random_edges
 from tests.ooc.hetero_batches import hetero_data
@@ -110,19 +113,36 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-class Counted(LineWatcher):
-    """What was counted up to each step that was logged."""
+class Noted(LineWatcher):
+    """The notes of a run."""
 
-    def __init__(self, device: PretendedDevice) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._counts, self.steps = device.counts, []  # type: list[tuple[int, Counter[str]]]
         self.notes: list[str] = []
 
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
-        self.steps.append((epoch, self._counts.number.copy()))
+
+class Counted:
+    """What was counted up to the end of each step, its loss being read or not."""
+
+    def __init__(self, device: PretendedDevice) -> None:
+        self._counts, self.steps = device.counts, []  # type: ignore[var-annotated]
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the steps of runs in the block."""
+        end_step = Run.end_step
+
+        def counted(run: Run, loss: Tensor) -> None:
+            epoch = run.state.epoch
+            end_step(run, loss)
+            self.steps.append((epoch, self._counts.number.copy()))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Run, "end_step", counted)
+            yield
 
     def most(self, kind: str) -> int:
         """Of one step."""
@@ -164,11 +184,12 @@ def test_runs_sampled_on_the_device_have_the_same_bits(stores: dict[str, Path], 
     losses, notes = {}, {}
     with pretended_cuda() as device:
         for name in ("cpu", "cuda"):
-            watcher, out = Counted(device), tmp_path / name
-            train(class_of(given)(**given, out=out, device="cuda", sample_device=name), watcher=watcher)
+            counted, watcher, out = Counted(device), Noted(), tmp_path / name
+            with counted.counting():
+                train(class_of(given)(**given, out=out, device="cuda", sample_device=name), watcher=watcher)
             losses[name], notes[name] = [line["loss"] for line in read_metrics(out)[0]], watcher.notes
-            assert watcher.most(SYNC) <= 1, device.counts.told(SYNC)
-            assert watcher.most(PAGEABLE) == 0, device.counts.told(PAGEABLE)
+            assert counted.most(SYNC) <= 1, device.counts.told(SYNC)
+            assert counted.most(PAGEABLE) == 0, device.counts.told(PAGEABLE)
     assert losses["cuda"] == losses["cpu"]
     assert any(note.startswith("neighbors are sampled on cuda") for note in notes["cuda"])
     assert "neighbors are sampled by the CPU: it was asked for" in notes["cpu"]
@@ -199,13 +220,14 @@ def check_losses(stores: dict[str, Path], tmp_path: Path, kind: str) -> None:
     losses = {}
     with pretended_cuda() as device:
         for name in ("cpu", "cuda"):
-            watcher, out = Counted(device), tmp_path / name
-            train(class_of(given)(**given, out=out, device=name), watcher=watcher)
+            counted, out = Counted(device), tmp_path / name
+            with counted.counting():
+                train(class_of(given)(**given, out=out, device=name))
             losses[name] = [line["loss"] for line in read_metrics(out)[0]]
     np.testing.assert_allclose(losses["cuda"], losses["cpu"], rtol=1e-5, atol=1e-5)
     counts = device.counts
     assert counts[OPERATION] > len(losses["cuda"])
-    assert watcher.most(SYNC) <= 1, counts.told(SYNC)
-    assert watcher.most(PAGEABLE) == 0, counts.told(PAGEABLE)
-    second = [each for epoch, each in watcher.steps if epoch == 1]
+    assert counted.most(SYNC) <= 1, counts.told(SYNC)
+    assert counted.most(PAGEABLE) == 0, counts.told(PAGEABLE)
+    second = [each for epoch, each in counted.steps if epoch == 1]
     assert second[0][REGISTERED] == second[-1][REGISTERED], counts.told(REGISTERED)
