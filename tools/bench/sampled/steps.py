@@ -135,6 +135,8 @@ def train(
 
 def run(a: argparse.Namespace) -> dict[str, Any]:
     """Open, warm up on a tiny graph, run the steps and measure."""
+    import torch  # noqa: F401 - before the store is opened, as in a script: it counts for the memory
+
     import ooc
     from ooc.runtime.memory_plan import plan_memory
 
@@ -145,7 +147,7 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
             stored: Any = ds.stored("x")
             stored.cost = replace(stored.cost, read_s=a.gap * 1024 * stored.cost.byte_s)
         seeds = seeds_of_run(ds.num_nodes, a.batch_size, a.batches, a.seed)
-        # Before the libraries are warm and without columns that no batch meets, as in `ooc train`.
+        # Without columns that no batch meets, as in `ooc train`.
         budget = plan_memory(ds, columns=())
         sums = sums_of(a, fanout, ds)
         warm_up(fanout, a.hidden, sums, ds, options, a.dropout, a.labor)
