@@ -64,6 +64,11 @@ def release_library_pages() -> None:
 @lru_cache(maxsize=1)
 def _release_after(imports: int) -> None:
     """Release them, unless as many modules were imported the last time."""
+    release_library_pages_now()
+
+
+def release_library_pages_now() -> None:
+    """`release_library_pages`, of those in use too."""
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is None or not _SMAPS.exists():
         return

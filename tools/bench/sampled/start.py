@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ooc.stores.process import release_library_pages
+from ooc.stores.process import release_library_pages_now
 from tools.bench.lib.machine import describe, drop_page_cache
 
 Result = dict[str, Any]
@@ -74,7 +74,7 @@ PROGRAMS = {"ooc train": COMMAND, "script": SCRIPT}
 
 def read_libraries_anew() -> None:
     """Take the libraries' files out of the page cache, as far as no other process maps them, and import them once."""
-    release_library_pages()
+    release_library_pages_now()
     for path in Path(sysconfig.get_path("platlib")).rglob("*.so*"):
         with open(path, "rb") as file:
             os.fsync(file.fileno())  # dirty pages stay
