@@ -97,7 +97,7 @@ class Run:
             self._clocks[name] = now
 
     def end_step(self, loss: Tensor) -> None:
-        """Log a batch, on a GPU the one before it, and move the cursor behind it."""
+        """Log a batch, on a GPU those whose losses are there by now, and move the cursor behind it."""
         state = self.state
         place = state.epoch, state.step, state.total_steps
         self._log_losses(self._losses.put(place, loss))
