@@ -32,7 +32,8 @@ from tests.ooc.training.test_hetero_runs import graph_of, write
 from tests.pretended_cuda import OPERATION, PAGEABLE, REGISTERED, SYNC, PretendedDevice, pretended_cuda
 
 NODES = 600
-OFF: dict[str, Any] = {"dropout": 0.0, "plan": False}
+OFF: dict[str, Any] = {"dropout": 0.0, "plan": False, "checkpoint_every": 10**6}
+"""set where the mode has it; a checkpoint waits for losses, and by default one is due every few seconds"""
 HOPS: dict[str, Any] = {"fanout": [3, 3], "batch_size": 64}
 PARTS: dict[str, Any] = {"parts": 6, "parts_per_batch": 2}
 KINDS: dict[str, dict[str, Any]] = {
@@ -181,6 +182,7 @@ def test_outputs_of_all_nodes_are_computed_on_the_device(trained: Any, kind: str
 @pytest.mark.parametrize("model", some(["sage", "gcn", "gat"], {"gat"}))
 def test_runs_sampled_on_the_device_have_the_same_bits(stores: dict[str, Path], tmp_path: Path, model: str) -> None:
     given = {**HOPS, "model": model, "store": stores["multiclass"], "in_memory": True, "hidden": 8, "epochs": 2, "threads": 1}
+    given["checkpoint_every"] = OFF["checkpoint_every"]
     losses, notes = {}, {}
     with pretended_cuda() as device:
         for name in ("cpu", "cuda"):
