@@ -25,6 +25,9 @@ AHEAD = 1
 """Batches collated before the model asks for them"""
 FIRST_ALONE_BYTES = 2**26
 """Of rows on disk, from which on the first batch that a loader gives is read by itself: a pass over fewer takes no time"""
+NICENESS = 10
+"""Of the threads that make batches from rows in memory. On few cores they would interrupt products of the model, whose threads
+wait for each other, and idle while the model uses one thread. From disk threads keep their priority, as reads are to go on"""
 
 Batch = TypeVar("Batch")
 
@@ -84,7 +87,7 @@ class InMemory(ReadStrategy):
         stages.append(Stage("read", load.load, self.read_threads, nbytes=self.memory.nbytes))
         stages.append(Stage("collate", self.stages.collate.collate))
         source: Iterator[Any] = sample.batches(cursors) if split else cursors
-        return Pipeline(source, stages, budget.in_flight, prefetch, clocks, on_stop=load.stop)
+        return Pipeline(source, stages, budget.in_flight, prefetch, clocks, on_stop=load.stop, niceness=NICENESS)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ items instead of bytes.)
 
 import atexit
 import heapq
+import os
+import sys
 import threading
 import time
 import weakref
@@ -92,6 +94,7 @@ class _State:
     before: "_State | None" = None  # state of the pipeline that feeds the source
     alive: _Alive = field(default_factory=_Alive)
     on_stop: Callable[[], None] | None = None
+    niceness: int = 0
 
     def name(self, position: int) -> str:
         return SOURCE if position == 0 else self.stages[position - 1].name
@@ -220,6 +223,8 @@ class _State:
 
 def _serve(state: _State, position: int) -> None:
     try:
+        if state.niceness and sys.platform == "linux":  # elsewhere it would be the whole process's
+            os.nice(state.niceness)
         while (item := state.claim(position)) is not None:
             state.work(position, item)
             del item  # a waiting thread must not keep a batch alive
@@ -247,7 +252,8 @@ class Pipeline:
     `source` yields cheap items (cursors, seeds); at most one stage has `nbytes`. `max_bytes` limits the reserved bytes, the
     consumer's item included (a larger item is admitted only alone), `max_items` the items between source and consumer. `clocks`
     of earlier pipelines are added to. `before` feeds `source`; it stops and closes with this one. `on_stop` is called, possibly
-    often, to end what a stage waits for, `on_end` once, by the last thread of this and the preceding pipelines.
+    often, to end what a stage waits for, `on_end` once, by the last thread of this and the preceding pipelines. `niceness` is
+    added to that of the threads on Linux (see nice(1)): they take the processor's time that the consumer leaves.
 
     >>> with Pipeline(range(3), [Stage("square", lambda i: i * i, threads=2)], max_bytes=1 << 20) as squares:
     ...     list(squares)
@@ -264,6 +270,7 @@ class Pipeline:
         before: "Pipeline | None" = None,
         on_stop: Callable[[], None] | None = None,
         on_end: Callable[[], None] | None = None,
+        niceness: int = 0,
     ) -> None:
         gates = [position for position, stage in enumerate(stages, 1) if stage.nbytes is not None]
         if len(gates) > 1 or max_bytes < 1 or max_items < 1 or any(stage.threads < 1 for stage in stages):
@@ -284,6 +291,7 @@ class Pipeline:
             before=None if before is None else before._state,
             alive=_Alive() if before is None else before._state.alive,
             on_stop=on_stop,
+            niceness=niceness,
         )
         self._state: _State = state
         self._delivered_at = 0.0

@@ -1,7 +1,9 @@
 """The pipeline against a plain loop: order, byte bound, failures, and no thread left behind."""
 
 import gc
+import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -228,6 +230,17 @@ def test_threads_of_a_stage_work_at_the_same_time():
     together = threading.Barrier(3, timeout=60)
     stage = Stage("read", lambda item: (together.wait(), item)[1], threads=3)
     assert list(Pipeline(range(6), [stage], max_bytes=1)) == list(range(6))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
+def test_niceness_is_added_to_the_threads_and_the_consumer_keeps_its_own():
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    stage = Stage("tell", lambda _: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), threads=2)
+    with Pipeline(range(4), [stage], 1, niceness=3) as told:
+        assert set(told) == {min(19, own + 3)}
+    with Pipeline(range(4), [stage], 1) as told:
+        assert set(told) == {own}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
 
 
 def test_no_thread_keeps_a_delivered_item_alive():
