@@ -29,8 +29,8 @@ LEAST_PRODUCT = 2**24
 """multiplications from which on a product is worth another thread: a third of a millisecond"""
 SUM_COST = 16
 """multiplications that take as long as adding one number of a neighbor's row (measured)"""
-ROWS_AT_ONCE, COLUMNS_AT_ONCE = 512, 128
-"""of a piece: half a megabyte of output, and as many columns as MKL still multiplies at full speed"""
+ROWS_AT_ONCE, FEWEST_COLUMNS = 512, 128
+"""of a piece: half a megabyte of output, and columns that MKL multiplies at 0.9 of its speed, more at all of it"""
 MOST_THREADS = 4
 """that find pieces enough: gradients of 256 columns have four. More threads divide each product evenly, by OpenMP"""
 
@@ -92,13 +92,15 @@ def _weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
         with _alone(max((each.numel() for each in rows), default=1) * width):
             return [*(grad.t() @ each for each in rows), grad.sum(0)]
     found, sums = [grad.new_empty(width, each.size(1)) for each in rows], grad.new_empty(width)
+    ranges = -(-torch.get_num_threads() // len(rows))
+    columns = max(FEWEST_COLUMNS, -(-width // ranges))
 
     def add(out: Tensor, each: Tensor, begin: int) -> None:
-        end = begin + COLUMNS_AT_ONCE
+        end = begin + columns
         torch.mm(grad[:, begin:end].t(), each, out=out[begin:end])
 
     pairs = list(zip(found, rows, strict=True))
-    pieces = [partial(add, out, each, begin) for begin in range(0, width, COLUMNS_AT_ONCE) for out, each in pairs]
+    pieces = [partial(add, out, each, begin) for begin in range(0, width, columns) for out, each in pairs]
     in_pieces([*pieces, partial(torch.sum, grad, 0, out=sums)])
     return [*found, sums]
 

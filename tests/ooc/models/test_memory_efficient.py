@@ -61,7 +61,7 @@ def test_products_are_linear_maps_added(x_wanted: bool, precision: str) -> None:
 def test_products_in_pieces_have_the_bits_of_one_thread(threads: int) -> None:
     """Rows and columns that pieces do not divide evenly, and products beside them that are too small."""
     torch.manual_seed(0)
-    rows, wide, few = 2 * memory_efficient.ROWS_AT_ONCE + 77, 2 * memory_efficient.COLUMNS_AT_ONCE + 40, 8
+    rows, wide, few = 2 * memory_efficient.ROWS_AT_ONCE + 77, 2 * memory_efficient.FEWEST_COLUMNS + 40, 8
     x, y, z = torch.randn(rows, 120), torch.randn(rows, 100, requires_grad=True), torch.randn(rows, few)
     bias, *weights = (torch.randn(wide, *size).requires_grad_() for size in ((), (120,), (100,), (few,)))
     found = []
