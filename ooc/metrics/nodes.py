@@ -67,6 +67,7 @@ class Loss(LabelLoss):
         if task not in DEFAULT_MONITOR:
             raise ConfigError(f"task {task!r} has no loss: use one of {', '.join(DEFAULT_MONITOR)}")
         self.task, self.class_weights, self.label_smoothing = task, class_weights, label_smoothing
+        self._weighty = 0 if class_weights is None else int(class_weights.argmax())
 
     def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         if self.task != "multiclass":
@@ -74,9 +75,12 @@ class Loss(LabelLoss):
         known = known_labels(labels)
         if weights is not None:
             return (self._crossed(logits, labels, known, "none") * weights).sum()
+        if not len(labels):
+            return logits.sum() * 0.0
         some = known.any()
-        # Without a known label the mean is 0 / 0: that of class 0, times 0, is 0 and has gradients. The host does not wait.
-        return self._crossed(logits, torch.where(some, labels, 0), known | ~some, "mean") * some
+        # Without a known label the mean is 0 / 0: that of any class with a weight, times 0, is 0 and has gradients. The host
+        # does not wait.
+        return self._crossed(logits, torch.where(some, labels, self._weighty), known | ~some, "mean") * some
 
     def part(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.task != "multiclass":

@@ -1,6 +1,5 @@
 """Losses and scores against scipy-free float64 references written out here."""
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch.utils._pytree import tree_leaves
 
 from ooc.metrics import nodes as metrics
 from ooc.metrics.nodes import Loss, Scores, class_weights, metric_names
-from ooc.runtime.memory import MemoryMeter
 from ooc.stores.errors import ConfigError
 from tests.ooc.process_groups import process_group
 
@@ -171,11 +169,15 @@ def test_losses_count_known_labels_alone() -> None:
     torch.testing.assert_close(Loss("binary")(logits[:2, :1], many[:, 0]), each[:, 0].mean())
 
 
+@pytest.mark.parametrize("rows", [0, 3])
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("task", ["multiclass", "binary", "multilabel"])
-def test_a_batch_without_labels_has_a_zero_loss_with_a_gradient(task: str) -> None:
-    logits = torch.randn(3, 1 if task == "binary" else 2, requires_grad=True)
-    labels = torch.full((3, 2) if task == "multilabel" else (3,), -1)
-    loss = Loss(task)(logits, labels)
+def test_a_batch_without_labels_has_a_zero_loss_with_a_gradient(task: str, weighted: bool, rows: int) -> None:
+    """Also where the first class has no weight, and where there are no rows."""
+    channels = 1 if task == "binary" else 2
+    logits = torch.ones(rows, channels, requires_grad=True)
+    labels = torch.full((rows, 2) if task == "multilabel" else (rows,), -1)
+    loss = Loss(task, torch.arange(channels).float() if weighted else None)(logits, labels)
     loss.backward()
     assert loss.item() == 0
     assert logits.grad is not None
@@ -281,26 +283,17 @@ def test_the_memory_of_scores_does_not_grow_with_the_batch(
     assert found == wanted
 
 
-@pytest.mark.alone
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("count", [1024, 10**9])
 @pytest.mark.parametrize("task", ["multiclass", "multilabel"])
-def test_scores_of_many_classes_take_little_time_and_memory(task: str, count: int) -> None:
-    """172 classes, 1,024 seeds; processor time of one thread, the best of five."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # others wait in loops where the machine is busy
-    logits = torch.randn(1024, 172)
-    labels = torch.randint(172, (1024,)) if task == "multiclass" else torch.randint(2, (1024, 172)).float()
-    taken = []
-    for _ in range(5):
-        scores, begin = Scores(task, 172, count), time.process_time()
-        scores.update(logits, labels)
-        taken.append(time.process_time() - begin)
-    torch.set_num_threads(threads)
-    assert min(taken) < 0.05
+def test_scores_of_many_classes_take_little_memory(task: str, count: int) -> None:
+    """172 classes, 1,024 seeds: a number for each pair of classes and seed would take 242 MB."""
+    rng = torch.Generator().manual_seed(0)
+    logits = torch.randn(1024, 172, generator=rng)
+    labels = torch.randint(172, (1024,), generator=rng)
+    labels = labels if task == "multiclass" else torch.randint(2, (1024, 172), generator=rng).float()
+    scores = Scores(task, 172, count)
     with LargestTensor() as largest:
+        scores.update(logits, labels)
         scores.compute()
     assert largest.nbytes < 25 * 10**6
-    with MemoryMeter("scores") as meter:
-        Scores(task, 172, count).update(logits, labels)
-    assert meter.reading.peak - meter.reading.before < 100 * 10**6
