@@ -3,8 +3,8 @@
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -181,12 +181,21 @@ def test_cuda_is_asked_seldom_and_once_at_a_time(monkeypatch: pytest.MonkeyPatch
         asked.append(threading.current_thread())
         return {"allocated_bytes": {"all": {"current": 5, "peak": 7 + len(asked)}}}
 
+    class Periods(threading.Event):
+        """So many periods pass at once; then the block ends."""
+
+        left = 2 * memory.CUDA_SAMPLES + 1
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.left -= 1
+            return self.left < 0
+
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", counts)
-    with MemoryMeter("block", period_s=0.001) as meter:
-        time.sleep(0.1)
+    monkeypatch.setattr(memory, "threading", SimpleNamespace(Event=Periods, Thread=threading.Thread, Lock=threading.Lock))
+    with MemoryMeter("block") as meter:
+        meter._open[0]._thread.join()
     sampled = [thread for thread in asked if thread is not threading.current_thread()]
-    assert len(asked) - len(sampled) == 2
-    assert 1 <= len(sampled) <= 100 / memory.CUDA_SAMPLES + 1
+    assert (len(sampled), len(asked)) == (3, 5)
     assert meter.reading.cuda_peak == 7 + len(asked)
     assert (meter.reading.cuda_before, meter.reading.cuda_after) == (5, 5)
