@@ -425,7 +425,7 @@ def _threads_of(
     edges = None
     if sampling.bounded:
         count = sum(graph.num_edges for graph in graphs_of(ds).values())
-        edges = most_edges(order.batch_size * order.nodes.most_seeds, sampling.fanouts, count)
+        edges = most_edges(order.batch_size * order.nodes.most_seeds, sampling.fanouts, count, sampling.replace)
     on_gpu = device is not None and device.type == "cuda"
     return threads.settled(len(os.sched_getaffinity(0)), on_gpu, budget.drawn_ahead, edges)
 

@@ -86,8 +86,9 @@ class Sampling:
 
     @property
     def bounded(self) -> bool:
-        """Whether fan-outs bound what a thread holds as it samples; it keeps draws where batches depend on one another."""
-        return self.labor is None and not self.whole
+        """Whether fan-outs and the graph bound what a thread holds as it samples: it keeps draws where batches depend on one
+        another, and trees have edges in common."""
+        return self.labor is None and not self.whole and not self.disjoint
 
     @property
     def fanouts(self) -> list[Any]:

@@ -44,16 +44,17 @@ class LoaderThreads(NamedTuple):
         return sample, max(2, helpers) if self.read is None else self.read
 
 
-def most_edges(seeds: int, fanouts: Sequence[Sequence[int]], edges: int) -> int:
+def most_edges(seeds: int, fanouts: Sequence[Sequence[int]], edges: int, replace: bool = False) -> int:
     """Edges of a batch at most, of a graph with `edges`.
 
-    fanouts: neighbors drawn per hop, of several edge types those of each.
+    fanouts: neighbors drawn per hop, of several edge types those of each; replace: whether an edge may be drawn again.
 
     >>> most_edges(10, [[3, 2]], edges=1000)
     90
     """
     total, nodes = 0, seeds
     for counts in zip(*fanouts, strict=True):
-        nodes = edges if -1 in counts else min(edges, nodes * sum(counts))
+        drawn = nodes * sum(counts)
+        nodes = edges if -1 in counts else drawn if replace else min(edges, drawn)
         total += nodes
     return total

@@ -41,11 +41,11 @@ def test_threads_that_sample_keep_to_their_memory(cores: int, on_gpu: bool, room
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(-1, 6).filter(bool), min_size=1, max_size=3), st.integers(1, 40), st.integers(0, 9))
-def test_no_batch_has_more_edges(fanout: list[int], seeds: int, seed: int) -> None:
+@given(st.lists(st.integers(-1, 9).filter(bool), min_size=1, max_size=3), st.integers(1, 40), st.integers(0, 9), st.booleans())
+def test_no_batch_has_more_edges(fanout: list[int], seeds: int, seed: int, replace: bool) -> None:
     src, dst = random_edges(60, 400, seed)
-    subgraph = NeighborSampler(Graph.from_edges(src, dst, 60), fanout).sample(np.arange(seeds), seed)
-    assert sum(subgraph.num_edges) <= most_edges(seeds, [fanout], 400)
+    subgraph = NeighborSampler(Graph.from_edges(src, dst, 60), fanout, replace).sample(np.arange(seeds), seed)
+    assert sum(subgraph.num_edges) <= most_edges(seeds, [fanout], 400, replace)
 
 
 def test_batches_do_not_depend_on_the_cores(make_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
