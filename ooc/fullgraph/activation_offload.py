@@ -63,7 +63,7 @@ class OffloadFile:
 
     def put(self, tensor: Tensor) -> OffloadedTensor:
         """Write a copy of it in the background. Raises StoreError where the disk is full or an earlier write failed."""
-        values = torch.from_numpy(HostCopy([tensor.detach().contiguous()]).arrays()[0])
+        (values,) = HostCopy([tensor.contiguous()]).tensors()
         size = values.numel() * values.element_size()
         padded = -(-size // PAGE_BYTES) * PAGE_BYTES
         whole, pieces, done = values.reshape(-1).view(torch.uint8).numpy(), [], 0

@@ -105,8 +105,7 @@ class Halo:
         logits: Tensor = run_model(model, batch.x, blocks, checkpoint, between)
         self.met += len(batch.n_id)
         if self.history is not None:
-            copy = HostCopy([rows.float() for rows in own])
-            self.history.push(batch.step, batch.own, copy.arrays() if copy.done else copy.arrays)
+            self.history.push(batch.step, batch.own, HostCopy([rows.float() for rows in own]).now_or_later(list))
         return logits
 
     def spent(self) -> dict[str, int]:

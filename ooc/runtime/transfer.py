@@ -9,7 +9,7 @@ io_uring's registered buffers.)
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ AHEAD = 1
 """batches on the device before the model requests them"""
 _ALIGN = 512  # bytes, as torch's allocator for CUDA aligns
 _STAGING_KEPT = 1
+T = TypeVar("T")
 
 
 def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -264,11 +265,21 @@ class HostCopy:
         """Whether the copies are there: on the CPU the tensors themselves, which may change later."""
         return self._event is None or bool(self._event.query())
 
-    def arrays(self) -> list[NDArray[Any]]:
+    def tensors(self) -> list[Tensor]:
         """The copies, once they are there."""
         if not self.done:
             self._event.synchronize()
-        return [tensor.numpy() for tensor in self._tensors]
+        return self._tensors
+
+    def arrays(self) -> list[NDArray[Any]]:
+        """`tensors` of types that numpy has."""
+        return [tensor.numpy() for tensor in self.tensors()]
+
+    def now_or_later(self, made: Callable[[list[NDArray[Any]]], T]) -> T | Callable[[], T]:
+        """`made(arrays())`: at once where they are there, as the host's tensors may change, else a function that gives it."""
+        if self.done:
+            return made(self.arrays())
+        return lambda: made(self.arrays())
 
 
 def _locked_copy(tensor: Tensor) -> Tensor:

@@ -153,12 +153,12 @@ class NodeMemory:
         """Store the new rows [n, d] of those of the batch's nodes that have events in it, and their last events' times."""
         request: MemoryRequest = batch.memory_request
         at = (request.time[request.at] - self.origin).astype(self._events.dtype)
-        copy, dtype = HostCopy([memory]), self.history.rows[0].dtype
+        dtype = self.history.rows[0].dtype
 
-        def rows() -> list[AnyArray]:
-            return [pack_time(copy.arrays()[0][request.at].astype(dtype, copy=False), at)]
+        def rows(arrays: list[AnyArray]) -> list[AnyArray]:
+            return [pack_time(arrays[0][request.at].astype(dtype, copy=False), at)]
 
-        self.history.push(request.fetched.step, request.write, rows() if copy.done else rows)
+        self.history.push(request.fetched.step, request.write, HostCopy([memory]).now_or_later(rows))
 
     def end_pass(self) -> None:
         """Discard prefetched batches, after a pass over the events or one that was interrupted."""

@@ -96,8 +96,8 @@ def hand_on(history: History | None, base: int, net: WindowNet, forecast: Foreca
     """Store the new state of the window's nodes and the model's weights, detached; `base` is the history's step of step 0."""
     net.model.keep(outcome.weights)
     if history is not None:
-        copy = HostCopy([each.detach().float() for each in outcome.carried])
-        history.push(base + forecast.step, forecast.own, copy.arrays() if copy.done else copy.arrays)
+        rows = HostCopy([each.float() for each in outcome.carried]).now_or_later(list)
+        history.push(base + forecast.step, forecast.own, rows)
 
 
 def task_of(dataset: Dataset, task: str, labels: str | None) -> LabelTask | None:
