@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ooc.history.history import History
 from ooc.history.rows import NEVER
 from ooc.stores.errors import BudgetError, OocError, StoreError
+from tests.waiting import DEADLINE_S, eventually
 
 N, WIDTHS = 60, (4, 7)
 PARTS = [(0, 10), (10, 25), (25, 40), (40, 60)]
@@ -242,7 +243,7 @@ def test_pushes_wait_for_the_disk_beyond_their_bytes(tmp_path: Path, monkeypatch
     gate, real, most = threading.Event(), History._write, []
 
     def blocked(self: History, push: Any) -> None:
-        gate.wait(10)
+        gate.wait(DEADLINE_S)
         real(self, push)
 
     monkeypatch.setattr(History, "_write", blocked)
@@ -254,10 +255,11 @@ def test_pushes_wait_for_the_disk_beyond_their_bytes(tmp_path: Path, monkeypatch
 
     pusher = threading.Thread(target=push_all)
     pusher.start()
+    assert eventually(lambda: len(most) == 3)
     time.sleep(0.2)
     assert most == [0, 1, 2]
     gate.set()
-    pusher.join(10)
+    pusher.join(DEADLINE_S)
     rows = history.pull(history.fetch(8, np.arange(40, 60)))
     assert rows[1].tolist() == [[7.0] * 7] * 20
     history.close()
