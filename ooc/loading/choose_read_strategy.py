@@ -1,6 +1,6 @@
 """Which read strategy a loader has: decided here and nowhere else, by where its rows are and what they become."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -96,9 +96,9 @@ def neighbor_strategy(
     x = None if collator.gather is None else ds.stored("x")
     if x is None or len(x.shape) != 2 or collator.gather is None or not collator.gather.float32:
         pre_aggregation = None
-    scans = pre_aggregation is not None and x is not None and on_disk(x) and scan_pays(x, budget.resident_rows)
-    scanned = x if scans else None
-    _check_pack(pack, pre_aggregation, scans)
+    scanning = pre_aggregation is not None and x is not None and on_disk(x) and scan_pays(x, budget.resident_rows)
+    _check_pack(pack, pre_aggregation, scanning)
+    warm = budget.topology_in_ram
     rows = [x, *(each.rows for each in collator.edge_features)]
     cold = edges_stay_on_disk(ds, rows, sampling.weight, budget)
     edges_stay = cold and not sampling.needs_mapped_edges
@@ -107,18 +107,25 @@ def neighbor_strategy(
     per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
     channels = 0 if x is None or pre_aggregation is None else x.shape[1]
     batch = BatchBytes(budget.batch, collator, row_bytes, pre_aggregation, channels)
-    memory: Any = batch
-    if scanned is not None and pack is not None:
-        memory = PackBytes(budget.scans(0), ScanBytes(budget.scans(0), batch), scanned.row_bytes, pack.nbytes)
-    elif scanned is not None:
-        memory = _scan_bytes(ds, scanned, batch, budget, sampling.repeats_neighbors, edges_stay)
-    most = budget.drawn if scans else budget.batch  # what a batch takes of a scan in all is checked when it is drawn
+    memory: Any = _scan_bytes(ds, x, batch, budget, sampling.repeats_neighbors, edges_stay) if scanning else batch
+    if scanning and pack is not None and x is not None:
+        memory = PackBytes(budget.scans(0), ScanBytes(budget.scans(0), batch), x.row_bytes, pack.nbytes)
+    most = budget.drawn if scanning else budget.batch  # what a batch takes of a scan in all is checked when it is drawn
     limits: dict[str, Any] = {"max_bytes": most, "row_bytes": per_node, "expanded_bytes": per_expanded}
     how = sampling.fanout, sampling.replace, sampling.weight
     held_out = order.nodes.held_out.get(ds.edge_types[0])
-    sampler = NeighborSampler(ds.graph, *how, **limits, held_out=held_out, labor=sampling.labor, cold=cold)
-    frontier = _frontier(ds, sampler, sampling, collator.columns, budget) if edges_stay else None
-    topology = _topology(ds, sampling, collator.columns, budget, edges_stay, place)
+    labor = sampling.labor
+    sampler = NeighborSampler(ds.graph, *how, **limits, held_out=held_out, labor=labor, cold=cold)
+    frontier = None
+    if edges_stay:
+        columns = {name: ds.edge_rows(name) for name in collator.columns}
+        weight = None if labor is None or sampling.weight is None else ds.edge_rows(sampling.weight)
+        frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.frontier, weight=weight)
+    mapped = max(0, budget.topology - ds.graph.indptr.nbytes)
+    reads_slots = frontier is None and (place.device is None or bool(collator.columns))
+    read = reads_slots, collator.columns, labor is not None and frontier is None
+    mapped_weight = None if frontier is not None and labor is not None else sampling.weight
+    topology = Topology(ds.graph, mapped_weight, mapped, warm, *read)
     chosen = sampler if place.device is None else DeviceNeighborSampler(sampler, ds.graph, place.device)
     counts, draw = ReadCounts(), lambda seeds, key: (chosen.sample(seeds.node, key, seeds.left_out), 0)
     if sampling.disjoint or sampling.whole:
@@ -130,26 +137,6 @@ def neighbor_strategy(
     buffers = buffers_for(device, budget)
     load = LoadStage(ds.graph, x, collator.gather, labels, pre_aggregation, counts, buffers, collator.edge_features)
     return choose_strategy(BatchStages(sample, load, collate), memory, threads[1], pack)
-
-
-def _frontier(
-    ds: Dataset, sampler: NeighborSampler, sampling: Sampling, columns: Collection[str], budget: MemoryPlan
-) -> OnDiskFrontier:
-    """What samples many batches together and reads their edges, with these columns, from disk."""
-    weight = None if sampling.labor is None or sampling.weight is None else ds.edge_rows(sampling.weight)
-    rows = {name: ds.edge_rows(name) for name in columns}
-    return OnDiskFrontier(sampler, ds.edge_rows("indices"), rows, budget.frontier, weight=weight)
-
-
-def _topology(
-    ds: Dataset, sampling: Sampling, columns: Collection[str], budget: MemoryPlan, edges_stay: bool, place: SamplePlace
-) -> Topology:
-    """What of the graph is read through memory maps, and how much of it may stay mapped."""
-    by_labor = sampling.labor is not None
-    weight = None if edges_stay and by_labor else sampling.weight
-    reads_slots = not edges_stay and (place.device is None or bool(columns))
-    most = max(0, budget.topology - ds.graph.indptr.nbytes)
-    return Topology(ds.graph, weight, most, budget.topology_in_ram, reads_slots, columns, by_labor and not edges_stay)
 
 
 def _check_pack(pack: Pack | None, pre_aggregation: PreAggregation | None, scanning: bool) -> None:
