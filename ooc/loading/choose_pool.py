@@ -233,6 +233,8 @@ def device_plan(device: torch.device | None, limit: int | str | None, model: int
                 "`gpu_memory` needs a CUDA device, and batches are on the CPU: leave it out, or use `device='cuda'`"
             )
         return None
+    if not torch.cuda.is_available():
+        raise ConfigError("device = 'cuda': torch sees no CUDA device here; leave it out")
     free, _ = torch.cuda.mem_get_info(device)
     there = free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if limit is None:

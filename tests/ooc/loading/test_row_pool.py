@@ -298,6 +298,14 @@ def test_gpu_memory_is_refused_where_there_is_no_gpu(store: Path, tmp_path: Path
         TrainConfig(store=store, out=tmp_path / "other", mode="cluster", gpu_memory="8GB")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_loader_for_a_gpu_that_is_not_there_is_refused(store: Path) -> None:
+    with Dataset.open(store) as ds:
+        for given in ({}, {"gpu_memory": "1GB"}):
+            with pytest.raises(ConfigError, match="torch sees no CUDA device here"):
+                NeighborLoader(ds, [3], device="cuda", **given)
+
+
 def test_a_loader_says_why_no_rows_stay(store: Path) -> None:
     given: dict[str, Any] = {"device": "cuda", "gpu_memory": "1GB"}
     with Dataset.open(store) as ds, pretended_cuda():
