@@ -19,7 +19,8 @@ class LabelConfig(RunConfig):
     eval_splits: Words = Field(
         default=["val", "test"],
         description="Splits to score at the end with the best model; train, val and test are skipped where they are missing. "
-        'To score the training split: train,val,test; to score none: "". Validation is scored after epochs in any case, as it selects the best model.',
+        'To score the training split: train,val,test; to score none: "". Validation is scored after epochs in any '
+        "case, as it selects the best model.",
     )
     loss: Literal["auto", "mse", "mae", "huber"] = Field(
         default="auto",
