@@ -104,7 +104,7 @@ class Dataset:
         """
         if engine not in _ENGINES:
             raise ConfigError(f"engine {engine!r} is unknown: use one of {', '.join(_ENGINES)}")
-        path, budget = Path(path), None if memory is None else parse_bytes(memory)
+        path, budget = Path(path), None if memory is None else parse_bytes(memory, "memory")
         place = open_place(path, budget, progress)
         nodes: dict[str, NodeSet] = {}
         try:

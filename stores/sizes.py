@@ -7,10 +7,10 @@ from ooc.stores.errors import ConfigError
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "KI": 1024, "MI": 1024**2, "GI": 1024**3, "TI": 1024**4}
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int, name: str = "") -> int:
     """Parse a size such as `"2GB"`, `"1.5 GiB"`, `"512MB"` or a plain number; decimal units are powers of 1000.
 
-    Raises ConfigError if the text is not a positive size.
+    name: the argument that it is given as, for the message. Raises ConfigError if the text is not a positive size.
 
     >>> parse_bytes("2GB"), parse_bytes("1KiB")
     (2000000000, 1024)
@@ -18,7 +18,8 @@ def parse_bytes(text: str | int) -> int:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?\s*", str(text).upper())
     size = float(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else 0.0
     if not 1 <= size < 2**63:
-        raise ConfigError(f"{str(text)[:60]!r} is not a size in bytes: write it like 2GB, 512MB or 1.5GiB")
+        where = f"`{name}`: " if name else ""
+        raise ConfigError(f"{where}{str(text)[:60]!r} is not a size in bytes: write it like 2GB, 512MB or 1.5GiB")
     return int(size)
 
 

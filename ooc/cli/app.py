@@ -50,4 +50,4 @@ def merge_appended(store: Path, memory: str | None) -> None:
     from ooc.training.watchers import StepBars
 
     with StepBars() as bars:
-        open_place(store, None if memory is None else parse_bytes(memory), bars).close()
+        open_place(store, None if memory is None else parse_bytes(memory, "memory"), bars).close()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from ooc.stores.errors import ConfigError
 from ooc.stores.sizes import parse_bytes
@@ -52,10 +52,10 @@ def task_name(value: object) -> object:
     return {"links": "link", "nodes": "node"}.get(value, value) if isinstance(value, str) else value
 
 
-def _size(value: object) -> object:
+def _size(value: object, info: ValidationInfo) -> object:
     """Check a number of bytes, such as "2GB", and return it as text."""
     if value is not None:
-        parse_bytes(value if isinstance(value, int) else str(value))
+        parse_bytes(value if isinstance(value, int) else str(value), info.field_name or "")
     return None if value is None else str(value)
 
 

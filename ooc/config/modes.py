@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
-from ooc.config.base import RunConfig, parse, read_config, saved_config, task_name
+from ooc.config.base import FREE_TO_CHANGE, RunConfig, parse, read_config, saved_config, task_name
 from ooc.config.edges import EdgeConfig
 from ooc.config.events import EventsConfig
 from ooc.config.graphs import GraphConfig
@@ -182,8 +182,7 @@ def load_config(
     for name in ("mode", "task"):
         trained, now = (task_name((each or {}).get(name)) for each in (base, values))
         if trained is not None and trained != now:
-            what = f"{values.get('out')} was trained with {name} = {trained!r}, not {now!r}"
-            raise ConfigError(f"{what}: resume it unchanged, or start a new run")
+            raise trained_otherwise(values.get("out"), name, trained, now)
     task, mode = choice_of(values, where)
     model = choices()[task, mode]
     known = {key for each in classes().values() for key in each.model_fields}
@@ -198,4 +197,28 @@ def load_config(
             raise ConfigError(f"{where}unknown key {key!r}; {hint}")
     if "out" not in values and isinstance(values.get("store"), str | Path):
         values["out"] = next_out(Path(values["store"]))
-    return parse(model, values, where)
+    try:
+        return parse(model, values, where)
+    except ConfigError:
+        if base:
+            _check_unchanged(model, values, base, own)
+        raise
+
+
+def _check_unchanged(model: type[RunConfig], values: Mapping[str, Any], base: Mapping[str, Any], own: Collection[str]) -> None:
+    """Raise ConfigError for a setting of `own` that a resumed run keeps: a saved one that goes with it must not be blamed."""
+    needed = {name: values[name] for name in ("store", "out", "mode", "task") if name in values}
+    for name in own:
+        if name in FREE_TO_CHANGE or name not in base:
+            continue
+        try:
+            now = parse(model, {**needed, name: values[name]}).model_dump(mode="json")[name]
+        except ConfigError:  # it is itself at fault
+            continue
+        if now != base[name]:
+            raise trained_otherwise(values.get("out"), name, base[name], now) from None
+
+
+def trained_otherwise(out: Any, name: str, was: Any, now: Any) -> ConfigError:
+    """The error of a resumed run in `out` whose setting `name` is another than it `was`."""
+    return ConfigError(f"{out} was trained with {name} = {was!r}, not {now!r}: resume it unchanged, or start another run")

@@ -287,10 +287,13 @@ class FullConfig(NodeConfig):
 
 
 def in_mode(config: TrainConfig, mode: str, more: dict[str, Any]) -> TrainConfig:
-    """`config` in a mode, with `more` settings, without those that mean nothing there."""
+    """`config` in a mode, with `more` settings. Its fan-outs are of mode sampled; elsewhere their length is the depth.
+
+    Raises ConfigError for other settings that do not apply there.
+    """
     given = {name: getattr(config, name) for name in config.model_fields_set}
     if mode != "sampled":
-        given = {name: value for name, value in given.items() if name not in (*OWN["sampled"], "fanout", "eval_fanout")}
+        given = {name: value for name, value in given.items() if name not in ("fanout", "eval_fanout")}
     if more.get("evaluate") == "layerwise":
         given.pop("eval_batch_size", None)
     return parse(TrainConfig, {**given, "layers": config.layers, "mode": mode, **more})

@@ -139,7 +139,7 @@ class Ranking:
 
         Raises BudgetError where it does not hold those of one tile.
         """
-        limit, width = ProcessMemory.measure(None if memory is None else parse_bytes(memory)), self.rows.shape[1]
+        limit, width = ProcessMemory.measure(None if memory is None else parse_bytes(memory, "memory")), self.rows.shape[1]
         left = _room(limit, width)
         links = np.add.reduceat(self.known.counts(source), np.arange(0, len(source), SOURCES)) if len(source) else source
         need = SOURCES * (12 * k + 8 * width) + _LINK_BYTES * links

@@ -89,7 +89,7 @@ class Pack(NamedTuple):
             raise ConfigError(
                 f"pack: this process may not write to {folder}: name another folder, as pack = ({size!r}, folder)"
             )
-        return cls(parse_bytes(size), Path(folder))
+        return cls(parse_bytes(size, "pack"), Path(folder))
 
 
 def dataset_of(data: Any, homogeneous: str = "") -> Dataset:

@@ -239,7 +239,7 @@ def device_plan(device: torch.device | None, limit: int | str | None, model: int
     there = free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if limit is None:
         return DevicePlan.of(there if model is not None else there // 2, model or 0, "(free)")
-    given = parse_bytes(limit)
+    given = parse_bytes(limit, "gpu_memory")
     if given > there:
         raise ConfigError(f"`gpu_memory` is {format_bytes(given)}, and {format_bytes(there)} of it are free: give at most that")
     return DevicePlan.of(given, (model or 0) + torch.cuda.memory_allocated(device), _GIVEN)

@@ -131,7 +131,7 @@ class GraphLoader(EpochLoader):
         share = share_of(seed, rank, world_size, own_ids=self.graphs.is_array, in_order=not shuffle)
         self._fields = fields_of(data, names_of(exclude_keys, "exclude_keys"), dtype)
         run = max(1, RUN_BYTES // max(1, _graph_bytes(data)))
-        block = max(1, _size(shuffle_block) // (run * max(1, _graph_bytes(data))))
+        block = max(1, parse_bytes(shuffle_block, "shuffle_block") // (run * max(1, _graph_bytes(data))))
         self._seed_drawn = share.seed_drawn
         own_order = len(self.graphs), batch_size, shuffle, share.seed, drop_last, share.rank, share.world_size
         self.order = GraphOrder(*own_order, run, block, share.seed_drawn)
@@ -295,10 +295,3 @@ def _graph_bytes(data: Dataset) -> int:
     """Bytes of a graph in the store on average: what the runs of the order are made by, whatever of it is read."""
     x = data.stored("x").row_bytes if data.num_features else 0
     return (data.num_nodes * (x + 8) + data.num_edges * 12) // data.num_graphs
-
-
-def _size(shuffle_block: int | str) -> int:
-    try:
-        return parse_bytes(shuffle_block)
-    except ConfigError as error:
-        raise ConfigError(f"shuffle_block: {error}") from None

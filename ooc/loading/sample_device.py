@@ -55,7 +55,9 @@ def sample_place(
         return SamplePlace(None, "it was asked for")
     if device is None or device.type != "cuda":
         if asked == "cuda":
-            raise ConfigError("sample_device = 'cuda' is for batches on a GPU: set device to cuda too, or leave it out")
+            if not torch.cuda.is_available():
+                raise ConfigError("`sample_device='cuda'`: torch sees no CUDA device here; use auto or cpu")
+            raise ConfigError("`sample_device='cuda'` is for batches on a GPU: give `device='cuda'` too, or leave it out")
         return SamplePlace(None, "batches go there")
     why = _kept_from_it(ds, order, collate, sampling, edges_on_disk, rows_on_disk)
     if why is None and asked == "auto" and pre_aggregation is not None:
@@ -67,7 +69,7 @@ def sample_place(
     if why is None:
         return SamplePlace(device, f"the topology takes {format_bytes(device_bytes(ds.graph))} of its memory")
     if asked == "cuda":
-        raise ConfigError(f"sample_device = 'cuda' cannot be: {why}; leave it out, or set it to cpu")
+        raise ConfigError(f"`sample_device='cuda'` cannot be: {why}; leave it out, or set it to cpu")
     return SamplePlace(None, why)
 
 

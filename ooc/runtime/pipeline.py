@@ -7,6 +7,7 @@ items instead of bytes.)
 """
 
 import atexit
+import contextlib
 import heapq
 import os
 import sys
@@ -224,7 +225,8 @@ class _State:
 def _serve(state: _State, position: int) -> None:
     try:
         if state.niceness and sys.platform == "linux":  # elsewhere it would be the whole process's
-            os.nice(state.niceness)
+            with contextlib.suppress(OSError):  # a sandbox may refuse it
+                os.nice(state.niceness)
         while (item := state.claim(position)) is not None:
             state.work(position, item)
             del item  # a waiting thread must not keep a batch alive

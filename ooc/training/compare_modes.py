@@ -37,7 +37,7 @@ LOOKED_AT = 3
 def compare(config: TrainConfig) -> tuple[ModeChoice, Plan]:
     """(every mode tried, and the one to choose; the plan of that one).
 
-    config: without a mode; what it sets for sampling alone is left out elsewhere. Nothing is written.
+    config: without a mode; its settings rule out the modes that do not have them. Nothing is written.
     Raises BudgetError where no mode fits the memory, ConfigError and StoreError where the store cannot be trained on at all.
     """
     # One data set for all modes: so they have the same memory, whatever the ones before have loaded.

@@ -404,7 +404,7 @@ class ModelOutputs:
 
     def begun(self, subject: _Subject, folder: Path) -> ExactPass:
         """The pass that computes it, in `folder`."""
-        limit = None if self.memory is None else parse_bytes(self.memory)
+        limit = None if self.memory is None else parse_bytes(self.memory, "memory")
         engine = "auto" if self.engine == "gds" else self.engine
         types: dict[str, Any] = {"node_type": subject.node_type, "tables": subject.tables, "num_layers": subject.num_layers}
         return exact_pass(subject.model, subject.dataset, folder, layer=self.layer, **types, engine=engine, memory=limit)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ooc.config.base import CONFIG, RunConfig, parse, saved_config
-from ooc.config.modes import class_of
+from ooc.config.modes import class_of, trained_otherwise
 from ooc.models.dropout import STREAM
 from ooc.runtime.memory import MemoryMeter
 from ooc.runtime.restoring import settings_restored
@@ -189,8 +189,7 @@ def check_out(config: RunConfig, resume: bool) -> dict[str, Any] | None:
         return None
     where = f"{out / CONFIG}: "
     for name in config.differences(parse(class_of(before, where), before, where)):
-        was, now = before.get(name), config.model_dump(mode="json")[name]
-        raise ConfigError(f"{out} was trained with {name} = {was!r}, not {now!r}: resume it unchanged, or start another run")
+        raise trained_otherwise(out, name, before.get(name), config.model_dump(mode="json")[name])
     return checkpoint.load(out)
 
 

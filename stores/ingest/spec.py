@@ -170,7 +170,7 @@ class IngestSpec(BaseModel):
             raise ConfigError("`arg` is an argument of a PyG data set: give `pyg` too")
         if self.parts is None and self.partitioner != "auto":
             raise ConfigError(f"`partitioner={self.partitioner!r}` makes parts: say how many with `parts`")
-        parse_bytes(self.memory)
+        parse_bytes(self.memory, "memory")
         self.feature_globs()
         self.edge_feature_patterns()
         return self

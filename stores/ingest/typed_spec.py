@@ -93,7 +93,7 @@ class HeteroSpec(BaseModel):
         for key in self.added_reverses.values():
             if key in self.edge_types:
                 raise ConfigError(f"`reverse` adds edge type {show_edge_type(key)}, which is there already: give one of them")
-        parse_bytes(self.memory)
+        parse_bytes(self.memory, "memory")
         return self
 
     @property

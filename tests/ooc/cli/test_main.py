@@ -170,6 +170,9 @@ def test_bad_settings_are_one_line(make_store: MakeStore, tmp_path: Path, capsys
     assert "did you mean 'epochs'" in fails(capsys, "train", store, "--out", run, "--config", config)
     assert "2 layers" in fails(capsys, "train", store, "--out", run, "--layers", 2, "--fanout", "5,5,5")
     assert "--lrr" in fails(capsys, "train", store, "--out", run, "--lrr", 1)
+    much = "ooc: error: --memory: 'much' is not a size in bytes: write it like 2GB, 512MB or 1.5GiB\n"
+    assert fails(capsys, "train", store, "--out", run, "--memory", "much") == much
+    assert fails(capsys, "ingest", run, "--edges", store, "--memory", "much") == much
     assert "valid number" in fails(capsys, "train", store, "--out", run, "--lr", "fast")
     assert "window is not set: give it as --window" in fails(capsys, "train", store, "--mode", "snapshots", "--out", run)
     assert "store is not set: give it as the argument STORE" in fails(capsys, "train", "--out", run)

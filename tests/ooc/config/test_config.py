@@ -69,6 +69,22 @@ def test_a_run_is_not_gone_on_with_for_another_task() -> None:
         load_config(None, {"task": "node"}, base)
 
 
+@pytest.mark.parametrize(
+    ("saved", "given", "words"),
+    [
+        ({"sampler": "labor", "layer_dependency": True}, {"sampler": "neighbor"}, "sampler = 'labor', not 'neighbor'"),
+        ({"model": "gat", "heads": 4}, {"model": "gcn"}, "model = 'gat', not 'gcn'"),
+    ],
+)
+def test_a_resumed_run_keeps_its_settings(saved: dict[str, object], given: dict[str, str], words: str) -> None:
+    """What it was saved with does not go with the new one, and is not what the user gave."""
+    base = load_config(None, {**BASE, **saved}).model_dump(mode="json")
+    with pytest.raises(ConfigError, match=f"run was trained with {words}: resume it unchanged"):
+        load_config(None, given, base)
+    with pytest.raises(ConfigError, match="lr = '-1' is invalid"):
+        load_config(None, {"lr": "-1"}, base)
+
+
 def test_flags_override_the_file_and_the_file_the_base(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('model = "gcn"\nlr = 0.5\nfanout = [3, 4, 5]\nclass_weights = "balanced"\n')
@@ -223,7 +239,7 @@ def test_differences_are_the_keys_that_change_a_loss() -> None:
         ({"batch_size": 10**12}, "batch_size = 1000000000000 is invalid: expected less than 2147483648"),
         ({"fanout": "10,99999999999999999999"}, "fanout = .* is invalid: expected less than 2147483648"),
         ({"threads": 10**20}, "threads = .* is invalid: expected less than or equal to 1024"),
-        ({"memory": "9" * 400}, "'9{60}' is not a size in bytes"),
+        ({"memory": "9" * 400}, "`memory`: '9{60}' is not a size in bytes"),
         ({"mode": "events", "ratio": 10**6}, "ratio = 1000000 is invalid: expected less than or equal to 10000"),
         ({"mode": "snapshots", "window": 5, "eval_ratio": 10**6}, "eval_ratio = 1000000 is invalid"),
         ({"class_weights": "1,-1"}, "class_weights = '1,-1' is invalid: weights must be 0 or more"),

@@ -127,12 +127,15 @@ def test_places_say_why(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "of the GPU, which has 10 kB free" in place(device="cuda")
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10**10, 10**10))
         assert place(device="cuda").startswith("neighbors are sampled on cuda: the topology takes")
-        with pytest.raises(ConfigError, match="set device to cuda too"):
+        with pytest.raises(ConfigError, match="`sample_device='cuda'` is for batches on a GPU: give `device='cuda'` too"):
             place(sample_device="cuda")
         with pytest.raises(ConfigError, match="sample_device 'gpu' is unknown"):
             place(sample_device="gpu")
     with ooc.open(store) as ds, pretended_cuda():
         assert "features are read from disk" in place(device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with ooc.open(store) as ds, pytest.raises(ConfigError, match="`sample_device='cuda'`: torch sees no CUDA device here"):
+        place(sample_device="cuda")
 
 
 def test_loaders_share_the_topology(store: Path) -> None:

@@ -113,10 +113,10 @@ def test_laws_of_choosing(found: Any, layers: int) -> None:
     assert json.loads(json.dumps(made.asdict()))["recommended"] == made.recommended
 
 
-def test_settings_of_another_mode_are_left_out() -> None:
-    config = TrainConfig(store="s", out="o", fanout=[5, 5, 5], replace=True, batch_size=32, eval_batch_size=8, hidden=16)
+def test_the_fan_out_is_the_depth_of_other_modes() -> None:
+    config = TrainConfig(store="s", out="o", fanout=[5, 5, 5], batch_size=32, eval_batch_size=8, hidden=16)
     other = in_mode(config, "history", {"parts": 4, "evaluate": "layerwise"})
-    assert (other.mode, other.layers, other.fanout, other.hidden, other.replace) == ("history", 3, [-1] * 3, 16, False)
+    assert (other.mode, other.layers, other.fanout, other.hidden) == ("history", 3, [-1] * 3, 16)
     assert in_mode(config, "sampled", {}).fanout == [5, 5, 5]
     assert "mode" not in config.model_fields_set
 
@@ -170,6 +170,19 @@ def test_ooc_plan_compares_unless_it_is_told_the_mode(make_store: MakeStore, cap
     found = json.loads(capsys.readouterr().out)
     assert "choice" not in found
     assert found["prediction"]["history_bytes_written"] > 0
+
+
+@pytest.mark.parametrize("setting", [["--sampler", "labor"], ["--pack", "1GB"]])
+def test_a_setting_of_one_mode_rules_the_others_out(
+    make_store: MakeStore, capsys: pytest.CaptureFixture[str], setting: list[str]
+) -> None:
+    store = make_store(num_nodes=300, num_edges=2000, parts=np.arange(9) * 300 // 8)
+    assert main(["plan", str(store), "--hidden", "16", "--epochs", "2", *setting, "--json"]) == 0
+    choice = json.loads(capsys.readouterr().out)["choice"]
+    assert choice["recommended"] == "sampled"
+    refused = {each["mode"]: each["fix"] for each in choice["candidates"] if each["fix"]}
+    assert refused.keys() == {*MODES[1:]}
+    assert all(f"{setting[0][2:]} does not apply to mode {mode}: " in fix for mode, fix in refused.items())
 
 
 def test_a_model_with_its_own_forward_has_no_histories(store: Path, tmp_path: Path) -> None:

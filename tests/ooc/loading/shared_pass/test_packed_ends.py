@@ -63,7 +63,7 @@ def test_a_disk_that_allocates_nothing_beforehand_will_do(path: Any, ds: Dataset
 
 def test_what_pack_cannot_be_is_refused(ds: Dataset, tmp_path: Path) -> None:
     for pack, words in (
-        ("much", "'much' is not a size"),
+        ("much", "`pack`: 'much' is not a size"),
         (1.5, "pack is a size, such as '12GB', or a pair of it and a folder, not 1.5"),
         (("1GB", tmp_path / "none"), "none is no folder"),
         (("1GB", 5), r"or a pair of it and a folder, not \('1GB', 5\)"),
