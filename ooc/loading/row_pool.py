@@ -161,7 +161,7 @@ class RowPool:
     Args:
         rows: Of the array, as stored.
         encoding: What they mean.
-        slots: Which of them are there.
+        slots: Which of them are there, at least one.
         device: CUDA; the CPU in tests.
         read: Called with the rows and bytes read, piece by piece.
         engine: That is asked for.
