@@ -87,8 +87,9 @@ class DeviceSubgraph:
             num_edges,
             {name: column[:edges].copy() for name, column in self.columns.items()},
         )
-        if self.n_id.is_cuda:  # the sampler's stream may have the memory of the whole batch next
-            torch.cuda.current_stream(self.n_id.device).synchronize()
+        if self.n_id.is_cuda:  # whose copies have yet to be made when the sampler's stream may have the memory again
+            for each in (self.n_id, self.edge_indptr, self.edge_index, self.edge_slot, self.degree):
+                each.record_stream(torch.cuda.current_stream(self.n_id.device))
         return rest
 
     def _copied(self, name: str) -> NDArray[np.int64]:

@@ -1,5 +1,6 @@
 """Whether the feature rows of batches stay on the device, which, and how many: decided here, from a few sampled batches."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cached_property
 from itertools import islice
@@ -15,8 +16,9 @@ from ooc.loading.packed import PackedBatches
 from ooc.loading.pooled_load import PooledLoadStage, PoolNeed, pool_need
 from ooc.loading.read_strategy import ReadStrategy
 from ooc.loading.row_pool import RowPool, SlotMap, fits_pool, shared_pool
+from ooc.loading.sample_device import PoolRoom
 from ooc.loading.shared_scan import SharedScans
-from ooc.loading.stages import LoadStage
+from ooc.loading.stages import BatchStages, LoadStage
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import DevicePlan, MemoryPlan, plan_memory
 from ooc.runtime.messages import warn_user
@@ -52,6 +54,33 @@ def with_pool(
     if budget.device.origin == _GIVEN and not strategy.stages.sample.split_seeds:
         warn_user(f"gpu_memory has no feature rows: {why}")
     return strategy, budget
+
+
+def sampled_beside(
+    strategy: ReadStrategy, budget: MemoryPlan, stages_beside: Callable[[PoolRoom], BatchStages]
+) -> tuple[ReadStrategy, MemoryPlan]:
+    """The strategy and plan with neighbors sampled on the device, where that can be once it is known which rows stay there.
+
+    stages_beside: the stages chosen with this knowledge. Raises ConfigError where it is asked for and cannot be.
+    """
+    stages, plan, pool = strategy.stages, budget.device, strategy.stages.load.pool
+    if stages.sample.place.device is not None:
+        return strategy, budget
+    room = PoolRoom(False, 0)
+    if pool is not None and pool.slots.whole and plan is not None:
+        # Ids are longer there, and edges are sorted: of batches as much again as cross the bus
+        left = plan.memory - plan.libraries - plan.model - 2 * plan.batches - plan.activations - pool.nbytes
+        room = PoolRoom(True, max(0, left))
+    graph = stages.load.graph
+    nbytes = 0 if graph is None or (pool is not None and is_there(graph, pool.device)) else device_bytes(graph)
+    sample = stages_beside(room).sample
+    if sample.place.device is None:
+        sample = replace(stages.sample, place=sample.place)
+    else:
+        sample = replace(sample, limit=stages.sample.limit, counts=stages.sample.counts)
+        if plan is not None:
+            budget = replace(budget, device=replace(plan.with_topology(nbytes), batches=2 * plan.batches))
+    return replace(strategy, stages=replace(stages, sample=sample)), budget
 
 
 def _kept_from_it(strategy: ReadStrategy) -> str | None:

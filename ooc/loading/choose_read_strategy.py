@@ -15,7 +15,7 @@ from ooc.loading.hetero_bytes import HeteroBatchBytes, HeteroScanBytes
 from ooc.loading.hetero_rows import TypedPreAggregation
 from ooc.loading.packed import PackedBatches
 from ooc.loading.read_strategy import InMemory, ReadStrategy
-from ooc.loading.sample_device import sample_place
+from ooc.loading.sample_device import PoolRoom, sample_place
 from ooc.loading.sampling import Sampling, drawing
 from ooc.loading.shared_scan import SharedScans
 from ooc.loading.stages import BatchStages, Labels, LoadStage, Order, ReadCounts, SamplePlace, SampleStage, buffers_for, on_disk
@@ -78,18 +78,20 @@ def neighbor_strategy(
     split_seeds: bool,
     threads: tuple[int, int],
     pack: Pack | None = None,
+    pool: PoolRoom | None = None,
 ) -> ReadStrategy:
     """The stages of sampled neighborhoods, and how their rows are read.
 
     pre_aggregation: what batches should hold in place of feature rows, where those are rows of float32. threads: that sample,
     and that gather rows in memory. pack: disk to pack batches in, in place of shared scans. Where each seed has a tree of its
     own, sources have an importance, or batches have other edges than the sampled ones, edges are read through memory maps.
+    pool: feature rows on the GPU, see `sample_place`.
     """
     collator = collate.collator
     if isinstance(collator, HeteroCollator):
         if pack is not None:
             raise ConfigError(f"pack is for graphs of one node type, and {ds.path} has several: leave it out")
-        place = sample_place(ds, order, collate, sampling, device, pre_aggregation, False, False)
+        place = sample_place(ds, order, collate, sampling, device, pre_aggregation, False, False, pool)
         made = ds, order, collate, collator, sampling, budget, device, pre_aggregation, split_seeds, threads
         return _hetero_strategy(*made, place)
     assert isinstance(collator, Collator)
@@ -102,7 +104,8 @@ def neighbor_strategy(
     rows = [x, *(each.rows for each in collator.edge_features)]
     cold = edges_stay_on_disk(ds, rows, sampling.weight, budget)
     edges_stay = cold and not sampling.needs_mapped_edges
-    place = sample_place(ds, order, collate, sampling, device, pre_aggregation, cold, any(map(on_disk, rows)))
+    read = rows[1:] if pool is not None and pool.whole else rows
+    place = sample_place(ds, order, collate, sampling, device, pre_aggregation, cold, any(map(on_disk, read)), pool)
     row_bytes = row_bytes_of(ds, collator, pre_aggregation)
     per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
     channels = 0 if x is None or pre_aggregation is None else x.shape[1]
@@ -123,9 +126,9 @@ def neighbor_strategy(
         frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.frontier, weight=weight)
     mapped = max(0, budget.topology - ds.graph.indptr.nbytes)
     reads_slots = frontier is None and (place.device is None or bool(collator.columns))
-    read = reads_slots, collator.columns, labor is not None and frontier is None
+    mapping = reads_slots, collator.columns, labor is not None and frontier is None
     mapped_weight = None if frontier is not None and labor is not None else sampling.weight
-    topology = Topology(ds.graph, mapped_weight, mapped, warm, *read)
+    topology = Topology(ds.graph, mapped_weight, mapped, warm, *mapping)
     chosen = sampler if place.device is None else DeviceNeighborSampler(sampler, ds.graph, place.device)
     counts, draw = ReadCounts(), lambda seeds, key: (chosen.sample(seeds.node, key, seeds.left_out), 0)
     if sampling.disjoint or sampling.whole:

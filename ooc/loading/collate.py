@@ -75,16 +75,29 @@ class PooledSums(NamedTuple):
     """float32[d]: what each sum is multiplied by; None for ones"""
 
 
+class SampledSums(NamedTuple):
+    """The same of a batch that was sampled on the device, where the edges are put in order too."""
+
+    node: Tensor
+    """int64[n]: node ids"""
+    edge_index: Tensor
+    """int64[2, e]: (source, destination) of every edge, sorted by destination"""
+    indptr: Tensor
+    """int64[d + 1]"""
+    degree: Tensor
+    """int64[n]: in-degree in the whole graph"""
+
+
 class PooledRows(NamedTuple):
     """Replaces a batch's x where rows stay on the device, until it is there; see `ooc.loading.pooled_load`."""
 
     place: Tensor
-    """int32[n]: of each node's row in the pool; any where it is not there"""
+    """int32|int64[n]: of each node's row in the pool; any where it is not there"""
     missed: Tensor
     """int64[m]: the nodes whose rows are not there"""
     values: Tensor
     """[m, *row shape]: these rows, as stored"""
-    sums: PooledSums | None
+    sums: PooledSums | SampledSums | None
     """None where x is the rows themselves"""
 
 

@@ -28,7 +28,7 @@ from ooc.loading.arguments import (
     renamed,
 )
 from ooc.loading.base import PREFETCH, BatchLoader, warn_of_prefetch
-from ooc.loading.choose_pool import plan_for, with_pool
+from ooc.loading.choose_pool import plan_for, sampled_beside, with_pool
 from ooc.loading.choose_read_strategy import keeps_blocks, neighbor_strategy
 from ooc.loading.collate import BatchCollator, CollateStage, Collator, Gather, edge_features_by_type, edge_features_of, masks_of
 from ooc.loading.hetero import HeteroCollator
@@ -99,7 +99,10 @@ class SeedLoader(BatchLoader):
         self._sampling = sampling
         settled = _threads_of(threads, data, order, sampling, budget, place)
         made = data, order, collate, sampling, budget, place, pre_aggregation, split_seeds, settled
-        strategy, budget = with_pool(neighbor_strategy(*made, Pack.of(pack, data)), budget, place, data, settled[1])
+        packed = Pack.of(pack, data)
+        strategy, budget = with_pool(neighbor_strategy(*made, packed), budget, place, data, settled[1])
+        if place is not None and place.type == "cuda" and sampling.device != "cpu":
+            strategy, budget = sampled_beside(strategy, budget, lambda pool: neighbor_strategy(*made, packed, pool).stages)
         super().__init__(data, strategy, budget, place, batches)
         self.keeps_blocks = keeps_blocks(strategy, data, budget)
         warn_of_prefetch(factor, strategy)

@@ -1,12 +1,13 @@
 """Where neighbors are sampled, on the GPU that batches go to or by the CPU: decided here and nowhere else."""
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
 from ooc.graph.aggregation import PreAggregation
 from ooc.loading.collate import CollateStage
 from ooc.loading.input_links import InputLinks
+from ooc.loading.pooled_load import counts_there
 from ooc.loading.sampling import Sampling
 from ooc.loading.stages import Order, SamplePlace
 from ooc.runtime.memory_plan import DEVICE_TOPOLOGY_SHARE
@@ -16,6 +17,14 @@ from ooc.stores.errors import ConfigError
 from ooc.stores.sizes import format_bytes
 
 SampleDevice = Literal["auto", "cpu", "cuda"]
+
+
+class PoolRoom(NamedTuple):
+    """What is known of the feature rows on the GPU, once that is chosen. whole: whether all are there; left: bytes beside them
+    and the batches."""
+
+    whole: bool
+    left: int
 
 
 def checked_device(asked: Any) -> SampleDevice:
@@ -34,8 +43,12 @@ def sample_place(
     pre_aggregation: PreAggregation | None,
     edges_on_disk: bool,
     rows_on_disk: bool,
+    pool: PoolRoom | None,
 ) -> SamplePlace:
     """Where neighbors are sampled; what batches are does not depend on it.
+
+    It is asked twice for batches on a GPU: before rows are chosen to stay there, and, where the CPU was the answer, once more
+    when that is known. With all rows there none are planned on the host, and first-layer aggregates need no edges there.
 
     Args:
         ds: The data set.
@@ -45,10 +58,11 @@ def sample_place(
         device: Where batches go.
         pre_aggregation: What batches have in place of feature rows.
         edges_on_disk: Whether the edges do not fit in memory.
-        rows_on_disk: Whether rows of batches are read from disk.
+        rows_on_disk: Whether rows of batches are read from disk, beside those of a whole pool.
+        pool: The rows that stay on the GPU; None: nobody knows yet.
 
     Raises:
-        ConfigError: It is to be done on the GPU and cannot.
+        ConfigError: It is to be done on the GPU and cannot, whatever rows stay there.
     """
     asked = sampling.device
     if asked == "cpu":
@@ -61,16 +75,34 @@ def sample_place(
         return SamplePlace(None, "batches go there")
     why = _kept_from_it(ds, order, collate, sampling, edges_on_disk, rows_on_disk)
     if why is None and asked == "auto" and pre_aggregation is not None:
-        why = "the first layer's aggregates need the edges there"
+        why = _edges_stay(ds, pre_aggregation, pool)
     if why is None and not is_there(ds.graph, device):
-        need, free = device_bytes(ds.graph), int(torch.cuda.mem_get_info(device)[0])
-        if need > (free // DEVICE_TOPOLOGY_SHARE if asked == "auto" else free):
-            why = f"the topology takes {format_bytes(need)} of the GPU, which has {format_bytes(free)} free"
+        why = _too_large(ds, device, asked, pool)
     if why is None:
         return SamplePlace(device, f"the topology takes {format_bytes(device_bytes(ds.graph))} of its memory")
-    if asked == "cuda":
+    if asked == "cuda" and pool is not None:
         raise ConfigError(f"`sample_device='cuda'` cannot be: {why}; leave it out, or set it to cpu")
     return SamplePlace(None, why)
+
+
+def _edges_stay(ds: Dataset, pre_aggregation: PreAggregation, pool: PoolRoom | None) -> str | None:
+    """Why first-layer aggregates need the edges on the host; None if they do not."""
+    if pool is None or not pool.whole:
+        return "the first layer's aggregates need the edges there, as not all feature rows are on the GPU"
+    if not counts_there(pre_aggregation, ds.graph):
+        return "the first layer's aggregates need the edges' weights or self-loops there"
+    return None
+
+
+def _too_large(ds: Dataset, device: torch.device, asked: str, pool: PoolRoom | None) -> str | None:
+    """Why the GPU has no memory for the topology; None if it has."""
+    need, free = device_bytes(ds.graph), int(torch.cuda.mem_get_info(device)[0])
+    if pool is not None and pool.whole:
+        beside = f"the topology takes {format_bytes(need)} of the GPU, which has {format_bytes(pool.left)} beside feature rows"
+        return beside if need > pool.left else None
+    if need > (free // DEVICE_TOPOLOGY_SHARE if asked == "auto" else free):
+        return f"the topology takes {format_bytes(need)} of the GPU, which has {format_bytes(free)} free"
+    return None
 
 
 def _kept_from_it(

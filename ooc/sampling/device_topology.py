@@ -43,6 +43,11 @@ class DeviceTopology:
         self._stream: Any = None
         self.indptr, self.indices, self.seen = (torch.empty(0) for _ in range(3))
 
+    @property
+    def copied(self) -> bool:
+        """Whether it is there."""
+        return self._host is None
+
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """For a batch: no other one is sampled meanwhile, and when it ends all streams may read what it made."""
@@ -108,9 +113,11 @@ def device_topology(graph: Graph, device: torch.device) -> DeviceTopology:
 
 
 def is_there(graph: Graph, device: torch.device) -> bool:
-    """Whether a loader has the device's memory for the graph's topology already."""
+    """Whether the graph's topology has its memory on the device already, for a loader that sampled there."""
     with _made_lock:
-        return _numbered(device) in _made.get(graph, {})
+        made = _made.get(graph)
+        topology = None if made is None else made.get(_numbered(device))
+        return topology is not None and topology.copied
 
 
 def _numbered(device: torch.device) -> torch.device:

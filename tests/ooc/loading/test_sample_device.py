@@ -9,14 +9,17 @@ import pytest
 import torch
 
 import ooc
+from ooc.graph.aggregation import PreAggregation
 from ooc.graph.device_subgraph import DeviceSubgraph
+from ooc.loading.collate import SampledSums
 from ooc.models.builders import build_model
 from ooc.sampling import device_topology
 from ooc.stores.build import write_store
 from ooc.stores.errors import ConfigError
 from ooc.stores.graph import Graph
 from tests.conftest import random_edges
-from tests.pretended_cuda import PAGEABLE, SYNC, pretended_cuda
+from tests.ooc.loading.test_row_pool import use_part
+from tests.pretended_cuda import PAGEABLE, REGISTERED, SYNC, pretended_cuda
 
 NODES = 300
 
@@ -29,6 +32,8 @@ def store(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param:
         src[:50] = dst[:50]
         columns["weight"] = rng.random(4000, np.float32)
+    else:
+        dst[src == dst] = (dst[src == dst] + 1) % NODES
     x, y = rng.standard_normal((NODES, 12), dtype=np.float32), rng.integers(0, 3, NODES)
     splits = {"train": np.arange(0, NODES, 2), "val": np.arange(1, NODES, 4), "test": np.arange(3, NODES, 4)}
     graph = Graph.from_edges(src, dst, NODES, **columns)
@@ -122,7 +127,7 @@ def test_places_say_why(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ooc.open(store, in_memory=True) as ds, pretended_cuda():
         assert place() == "neighbors are sampled by the CPU: batches go there"
         assert place(device="cuda", sample_device="cpu").endswith("it was asked for")
-        assert "first layer's aggregates" in place(device="cuda", pre_aggregation=step)
+        assert "of the GPU, which has 0 B beside feature rows" in place(device="cuda", pre_aggregation=step, gpu_memory="190kB")
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10**4, 10**10))
         assert "of the GPU, which has 10 kB free" in place(device="cuda")
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10**10, 10**10))
@@ -132,10 +137,80 @@ def test_places_say_why(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConfigError, match="sample_device 'gpu' is unknown"):
             place(sample_device="gpu")
     with ooc.open(store) as ds, pretended_cuda():
-        assert "features are read from disk" in place(device="cuda")
+        use_part(0.4, monkeypatch)
+        assert "features are read from disk" in place(device="cuda", gpu_memory="1GB")
+        with pytest.raises(ConfigError, match="`sample_device='cuda'` cannot be: features are read from disk"):
+            place(device="cuda", sample_device="cuda", gpu_memory="1GB")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with ooc.open(store) as ds, pytest.raises(ConfigError, match="`sample_device='cuda'`: torch sees no CUDA device here"):
         place(sample_device="cuda")
+
+
+KINDS: dict[str, PreAggregation | None] = {
+    "rows": None,
+    **{kind: PreAggregation(kind, 8) for kind in ("mean", "sum", "expanded", "gcn")},  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_sampled_beside_a_pool_are_the_cpu_s(store: Path, kind: str, in_memory: bool) -> None:
+    given: dict[str, Any] = {"input_nodes": "train", "batch_size": 32, "shuffle": True, "seed": 3, "edge_ids": False}
+    given["pre_aggregation"] = KINDS[kind]
+    with ooc.open(store, in_memory=in_memory) as ds, pretended_cuda() as device:
+        heavy = "weight" in ds.graph.columns and kind == "gcn"
+        wanted = [fields(batch) for batch in ooc.NeighborLoader(ds, [4, 3], device="cpu", **given)]
+        loader = ooc.NeighborLoader(ds, [4, 3], device="cuda", gpu_memory="1GB", **given)
+        assert loader.pool is not None
+        assert loader.pool.slots.whole
+        assert (loader.sample_place.device is None) == heavy, str(loader.sample_place)
+        if heavy:
+            assert "weights or self-loops" in str(loader.sample_place)
+            loader = ooc.NeighborLoader(ds, [4, 3], device="cuda", gpu_memory="1GB", sample_device="cuda", **given)
+        assert loader.budget.device is not None
+        assert loader.budget.device.topology > 0 or heavy
+        assert alike([fields(batch) for batch in loader], wanted)
+        read, locked = loader.bytes_read, device.counts[REGISTERED]
+        before = device.counts[SYNC], device.counts[PAGEABLE]
+        loader.set_epoch(0)  # whose batches are as large
+        again = list(loader)
+        assert (device.counts[SYNC], device.counts[PAGEABLE]) == before
+        assert (loader.bytes_read, device.counts[REGISTERED]) == (read, locked)
+        assert len(again) == len(wanted)
+
+
+@pytest.mark.parametrize("kind", ["mean", "gcn"])
+def test_what_is_summed_up_on_the_device_crosses_no_bus(store: Path, kind: str) -> None:
+    with ooc.open(store) as ds, pretended_cuda():
+        if "weight" in ds.graph.columns:
+            pytest.skip("weights are on the host")
+        loader = ooc.NeighborLoader(
+            ds, [4, 3], "train", 32, device="cuda", seed=0, edge_ids=False, pre_aggregation=KINDS[kind], gpu_memory="1GB"
+        )
+        drawn = loader.strategy.stages.sample.sample(ooc.runtime.keyed_random.Cursor(0, 0))
+        loaded = loader.strategy.stages.load.load(drawn)
+        assert isinstance(loaded.x.sums, SampledSums)
+        assert isinstance(drawn.subgraph, DeviceSubgraph)
+        assert not drawn.subgraph.host  # neither nodes nor edges were asked for on the host
+        assert loaded.drawn.subgraph.host.keys() <= {"n_id"}  # of the destinations, for their labels
+        assert loaded.x.place.is_cuda
+        assert not loaded.x.values.numel()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_are_not_in_the_pool_come_from_the_host(store: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    use_part(0.4, monkeypatch)
+    given: dict[str, Any] = {"input_nodes": "train", "batch_size": 32, "seed": 3, "pre_aggregation": KINDS[kind]}
+    with ooc.open(store, in_memory=True) as ds, pretended_cuda():
+        wanted = [fields(batch) for batch in ooc.NeighborLoader(ds, [4, 3], device="cpu", **given)]
+        loader = ooc.NeighborLoader(ds, [4, 3], device="cuda", gpu_memory="1GB", sample_device="cuda", **given)
+        assert loader.pool is not None
+        assert not loader.pool.slots.whole
+        assert loader.sample_place.device is not None
+        assert alike([fields(batch) for batch in loader], wanted)
+        if kind != "rows":
+            place = ooc.NeighborLoader(ds, [4, 3], device="cuda", gpu_memory="1GB", **given).sample_place
+            assert "not all feature rows are on the GPU" in str(place)
 
 
 def test_loaders_share_the_topology(store: Path) -> None:

@@ -54,6 +54,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "rows in RAM, sampled on the GPU": {"in_memory": True, "sample_device": "cuda"},
     "rows in RAM, few on the GPU": {"in_memory": True, "gpu_memory": FEW},
     "rows on disk": {},
+    "rows on disk, sampled by the CPU": {"sample_device": "cpu"},
     "rows on disk, few on the GPU": {"gpu_memory": FEW},
 }
 """settings of `ooc train`; on a GPU its memory has the feature rows, all of them unless there are few"""
