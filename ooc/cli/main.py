@@ -117,8 +117,8 @@ def _usage(error: Exception) -> int | None:
         return _interrupted()
     if kind == "OutOfMemoryError":  # torch's, for CUDA
         return _fail(
-            "out of CUDA memory: give a smaller --gpu-memory, so that fewer feature rows stay there, or a smaller --batch-size "
-            f"or --fanout ({str(error).split('. ')[0]})"
+            "out of CUDA memory: give a smaller --gpu-memory, so that less stays there, or a smaller --batch-size, "
+            f"--fanout or --hidden ({str(error).split('. ')[0]})"
         )
     if hasattr(error, "format_message"):
         context = getattr(error, "ctx", None)

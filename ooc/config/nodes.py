@@ -271,10 +271,14 @@ class FullConfig(NodeConfig):
     """
 
     mode: Literal["full"] = Field(default="full", description="the whole graph at once, exactly, with offloading to disk.")
-    placement: Literal["planned", "retained", "host", "disk", "recomputed"] = Field(
+    placement: Literal["planned", "retained", "device", "disk", "recomputed"] = Field(
         default="planned", description="Where intermediates are kept for the backward pass: planned, or one placement for all."
     )
     disk: Size | None = Field(default=None, description="Disk space for intermediates, such as 50GB; by default what is free.")
+    gpu_memory: Size | None = Field(
+        default=None,
+        description="Memory of the GPU to take, such as 8GB, for intermediates too; by default what is free.",
+    )
 
     @property
     def batches(self) -> str:

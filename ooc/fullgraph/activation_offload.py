@@ -1,4 +1,4 @@
-"""What autograd keeps of a chunk, between the forward pass and the backward pass: in memory, or on disk.
+"""What autograd keeps of a chunk, between the forward pass and the backward pass: where it was computed, in RAM, or on disk.
 
 A chunk's function is run under saved-tensor hooks. Parameters are left where they are; the chunk's inputs, which have
 placements of their own, are put in again in the backward pass; only the rest is kept. Its gradients are caught where they
@@ -40,8 +40,24 @@ class OffloadedTensor(NamedTuple):
     dtype: torch.dtype
 
 
+class OffloadMemory:
+    """Tensors of a GPU in the host's memory."""
+
+    in_memory = True
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """A copy of it. It is not page-locked: torch rounds the bytes of that memory up to a power of two."""
+        (values,) = HostCopy([tensor.contiguous()]).tensors()
+        return values.clone()
+
+    def get(self, offloaded: OffloadedTensor) -> Tensor:
+        raise NotImplementedError("what is in memory is there")
+
+
 class OffloadFile:
     """Tensors on disk, in files of 64 MB below `folder` that are written front to back and used again after `clear`."""
+
+    in_memory = False
 
     def __init__(self, folder: Path, stats: IoStats) -> None:
         self._folder, self._stats = folder, stats
@@ -151,8 +167,8 @@ class PendingChunk:
     """A chunk whose forward is done: its outputs, for the caller to take away, and what autograd keeps for its backward.
 
     compute: of the inputs `given`; wanted: those that need a gradient; own: storages of parameters, by address; offload: where
-    what is kept goes, None for memory. `backward` is to be called once, with the inputs again. nbytes: of memory that what is
-    kept takes; needed_inputs: those that the backward needs.
+    what is kept goes, None where it stays on the device that computes. `backward` is to be called once, with the inputs again.
+    nbytes: of memory that what is kept takes; needed_inputs: those that the backward needs.
     """
 
     def __init__(
@@ -161,7 +177,7 @@ class PendingChunk:
         given: Tensors,
         wanted: Iterable[str],
         own: set[int],
-        offload: OffloadFile | None,
+        offload: OffloadFile | OffloadMemory | None,
     ) -> None:
         self._given, self._own, self._offload = dict(given), own, offload
         self._device = next(iter(given.values())).device
@@ -192,7 +208,7 @@ class PendingChunk:
             if at == rows.untyped_storage().data_ptr() and tensor.dtype == rows.dtype and tensor.numel():
                 self.needed_inputs.add(name)
                 return name, tensor.storage_offset() - rows.storage_offset(), tensor.size(), tensor.stride()
-        if self._offload is None:
+        if self._offload is None or self._offload.in_memory:
             self.nbytes += tensor.numel() * tensor.element_size()
         self._kept.append(tensor)
         return len(self._kept) - 1

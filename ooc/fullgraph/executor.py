@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ooc.fullgraph.activation_offload import OffloadFile, PendingChunk
+from ooc.fullgraph.activation_offload import OffloadFile, OffloadMemory, PendingChunk
 from ooc.fullgraph.ops import SUMMED_GRADIENT, Moments, StepModules, before_norm, wanted_of
 from ooc.fullgraph.program import Program, TensorPlacement, ValueKind
 from ooc.fullgraph.resume import StepLog, StepPosition, statistics_of
@@ -181,7 +181,10 @@ class Executor(ForwardExecutor):
         if repeated or not saved or not self._stored(saved):
             with torch.no_grad(), self._quiet(op, repeated):
                 return self._function(op, place)(given)
-        pending = self._run_pending(op, place, given, self.placement.of(saved) is TensorPlacement.DISK)
+        where = self.placement.of(saved)
+        pending = self._run_pending(op, place, given, where)
+        if where is TensorPlacement.DEVICE:
+            pending.nbytes = 0  # of RAM
         self._pending.setdefault(op.name, {})[place.first] = pending
         self.pending_bytes += pending.nbytes
         self.store.trim(self._left())
@@ -199,9 +202,16 @@ class Executor(ForwardExecutor):
             grads = {"out": gradient}
         self._put_gradients(op, chunk, pending.backward(given, grads))
 
-    def _run_pending(self, op: Op, place: RangeOfNodes, given: Tensors, on_disk: bool = False) -> PendingChunk:
-        """Run the forward of a chunk whose backward follows."""
-        offload = self.offload if on_disk else None
+    def _run_pending(
+        self, op: Op, place: RangeOfNodes, given: Tensors, where: TensorPlacement = TensorPlacement.DEVICE
+    ) -> PendingChunk:
+        """Run the forward of a chunk whose backward follows. where: what autograd keeps goes; it stays where it is computed
+        if that is at once."""
+        offload: OffloadFile | OffloadMemory | None = None
+        if where is TensorPlacement.DISK:
+            offload = self.offload
+        elif where is TensorPlacement.RETAINED and self.modules.device.type != "cpu":
+            offload = OffloadMemory()
         return PendingChunk(self._function(op, place), given, wanted_of(self.shape, op), self._own, offload)
 
     # --- backward ---

@@ -1,11 +1,12 @@
 """PURE: the program of an exact training step: its values, its ops in order, and where each value is until it is needed.
 
-A step runs its forward ops, layer by layer, then its backward ops in the opposite order. Most values are made in the forward
-pass and needed again in the backward pass. In between a value is in memory, on disk, or recomputed (the four placements of
-FlexGNN). Layer l reads its rows (layer 0 the store's features, where nothing is done to them first) and, where it maps before
-it sums, what the destination adds beside. A layer that sums makes sums of the rows; one with a norm over all nodes stops before
-it. In the backward pass there are gradients of sums and of destinations' own rows, of the rows of a layer that gathers, of the
-input of a norm, and of the first rows, which later layers return to. (See `ooc.layerwise.pass_plan.ValueRef`.)
+A step runs its forward ops, layer by layer, then its backward ops in the opposite order. Most values are made in the
+forward pass and needed again in the backward pass. In between a value is in RAM, in a GPU's memory, on disk, or recomputed
+(the four placements of FlexGNN). Layer l reads its rows (layer 0 the store's features, where nothing is done to them first)
+and, where it maps before it sums, what the destination adds beside. A layer that sums makes sums of the rows; one with a
+norm over all nodes stops before it. In the backward pass there are gradients of sums and of destinations' own rows, of the
+rows of a layer that gathers, of the input of a norm, and of the first rows, which later layers return to. (See
+`ooc.layerwise.pass_plan.ValueRef`.)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,9 +21,9 @@ class TensorPlacement(StrEnum):
     """Where a value is from its last use in the forward pass to its use in the backward pass."""
 
     RETAINED = "retained"
-    """in the memory of the device that computes; RAM on a machine without a GPU"""
-    HOST = "host"
-    """in RAM beside a device; absent where the device is the CPU"""
+    """in RAM"""
+    DEVICE = "device"
+    """in the memory of a GPU that computes; absent where the CPU does"""
     DISK = "disk"
     RECOMPUTED = "recomputed"
     """gone, and made again by its op from what that reads"""
@@ -123,7 +124,7 @@ class Placement:
         return self.placements.get(name, TensorPlacement.RETAINED)
 
     def standing(self, name: str) -> TensorPlacement:
-        """The tier that a value is in while it is used: RETAINED, HOST or DISK."""
+        """The tier that a value is in while it is used: RETAINED, DEVICE or DISK."""
         where = self.of(name)
         return self.passing.get(name, TensorPlacement.DISK) if where is TensorPlacement.RECOMPUTED else where
 
@@ -132,9 +133,10 @@ KEPT = (TensorPlacement.RETAINED, TensorPlacement.DISK)
 ANY = (*KEPT, TensorPlacement.RECOMPUTED)
 
 
-def build(shape: ModelShape) -> Program:
-    """The program of a step."""
-    builder = _Builder(shape)
+def build(shape: ModelShape, on_gpu: bool = False) -> Program:
+    """The program of a step. on_gpu: whether a GPU computes, whose memory can hold what autograd keeps. Rows stay with the
+    host, which adds them up along the edges."""
+    builder = _Builder(shape, on_gpu)
     forward, backward = builder.forward(), builder.backward()
     values = builder.values((*forward, *backward))
     return Program(shape.num_nodes, shape.num_edges, shape.itemsize, cell_rows(shape), values, forward, backward)
@@ -143,8 +145,9 @@ def build(shape: ModelShape) -> Program:
 class _Builder:
     """Makes a program's ops, and collects the values that they name."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: ModelShape, on_gpu: bool) -> None:
         self.shape, self._last = shape, len(shape.layers) - 1
+        self._saved = (*ANY, TensorPlacement.DEVICE) if on_gpu else ANY
         self._refs: dict[str, ValueRef] = {}
 
     def _names(self, *refs: ValueRef | None) -> tuple[str, ...]:
@@ -278,7 +281,7 @@ class _Builder:
             nbytes = shape.num_nodes * shape.x_bytes
             return Value(name, "features", shape.x_width, nbytes, own, last, backward, KEPT, True)
         if made is not None and ref.role in ("saved_map", "saved", "saved_norm"):
-            return Value(name, "saved", 0, shape.num_nodes * self._saved_bytes(made), own, last, backward, ANY)
+            return Value(name, "saved", 0, shape.num_nodes * self._saved_bytes(made), own, last, backward, self._saved)
         columns = shape.columns(ref)
         nbytes = shape.num_nodes * columns * shape.itemsize
         if ref.gradient:

@@ -1,6 +1,7 @@
 """Exact training on the whole graph: a step's gradient is that of all labelled nodes, by passes over all nodes in bounded
 memory."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,11 +40,19 @@ from ooc.stores.io.atomic import remove_tree
 from ooc.stores.process import resident_bytes
 from ooc.stores.sizes import format_bytes
 
+_UNMEASURED = 2
+"""how much more autograd may keep than is estimated"""
+
+
+def chunk_bytes(shape: ModelShape) -> int:
+    """Memory of a chunk's activations and gradients (measured), where it is computed."""
+    return 16 * CHUNK_ROWS * shape.itemsize * shape.widest
+
 
 def backward_bytes(shape: ModelShape) -> int:
     """Memory that a step takes beside what a pass does (measured): a chunk's activations and gradients, chunks on their way to
     and from the disk, and entries of both orders of the edges."""
-    return 16 * CHUNK_ROWS * shape.itemsize * shape.widest + 64 * 2**20
+    return chunk_bytes(shape) + 64 * 2**20
 
 
 def check_model(model: nn.Module) -> None:
@@ -64,7 +73,9 @@ class FullGraph:
 
     folder: for what does not fit the memory; None where all is to be in memory. room: bytes for values and sums, by default
     what `budget` (by default the data set's) leaves to batches. Values are retained where all fit, and else on disk, until
-    `placement` is set. Raises ConfigError as `check_model`, BudgetError where the memory is too little.
+    `placement` is set. device_memory: bytes of the GPU that computes for what autograd keeps, and for ranges of layers that
+    gather: half of it for these, if there are any. Raises ConfigError as `check_model`, BudgetError where the memory is too
+    little.
 
     >>> with closing(FullGraph(model, ds, Path("run/full"))) as full:
     ...     loss = full.step(loss_of)  # gradients are in the parameters' .grad
@@ -79,6 +90,7 @@ class FullGraph:
         room: int | None = None,
         budget: MemoryPlan | None = None,
         engine: str = "auto",
+        device_memory: int = 0,
     ) -> None:
         self.model, self.dataset, self._folder, self._budget = model, dataset, folder, budget
         check_model(model)
@@ -92,7 +104,12 @@ class FullGraph:
         else:
             most = resident_bytes()[0] + room + besides
         self.room = room
-        self.program = build(self.shape)
+        self.on_gpu = device_of(model).type != "cpu"
+        self.program = build(self.shape, self.on_gpu)
+        gathers = self.on_gpu and device_memory > 0 and any(op.kind == "gather" for op in self.program.forward)
+        self._ranges = device_memory // 2 if gathers else room
+        """bytes for ranges at most"""
+        self.device_room = device_memory - device_memory // 2 if gathers else device_memory
         self.traffic = IoStats()
         tidy = Tidy(most - backward_bytes(self.shape))  # that much is allocated between two looks
         columns, dtype = {v.name: v.columns for v in self.program.values}, np.dtype(f"float{8 * self.shape.itemsize}")
@@ -114,7 +131,7 @@ class FullGraph:
 
     def _check_room(self) -> None:
         """Whether memory holds what is computed together: the largest hub, and all rows of a layer with a norm inside."""
-        graph, memory = self.dataset.graph, gathered_share(self.room)
+        graph, memory = self.dataset.graph, min(gathered_share(self.room), self._ranges)
         check_hub(graph, self.shape, memory)
         for index, (layer, shape) in enumerate(zip(self._parts[1], self.shape.layers, strict=True)):
             found = hidden_norms(layer)
@@ -128,13 +145,16 @@ class FullGraph:
                 )
 
     def _default(self) -> Placement:
-        total = self.most_bytes
+        total, kept = self.most_bytes, [value for value in self.program.values if value.kind == "saved"]
+        there = TensorPlacement.DEVICE if self.on_gpu else TensorPlacement.RETAINED
+        stays = self.on_gpu and _UNMEASURED * sum(value.nbytes for value in kept) <= self.device_room
         if total <= self.room:
-            return Placement({value.name: TensorPlacement.RETAINED for value in self.program.values})
+            where = dict.fromkeys((value.name for value in self.program.values), TensorPlacement.RETAINED)
+            return Placement({**where, **(dict.fromkeys((value.name for value in kept), there) if stays else {})})
         if self._folder is None:
             raise BudgetError(f"{format_bytes(total)} do not fit {format_bytes(self.room)}: give exact training a folder")
-        disk, recomputed = TensorPlacement.DISK, TensorPlacement.RECOMPUTED
-        return Placement({v.name: recomputed if v.kind == "saved" else disk for v in self.program.values})
+        saved = there if stays else TensorPlacement.RECOMPUTED
+        return Placement({v.name: saved if v.kind == "saved" else TensorPlacement.DISK for v in self.program.values})
 
     def step(self, loss: LossOf, progress: Progress = lambda what, done, total: None) -> float:
         """One step over the whole graph: the loss; its gradient is added to the parameters' `.grad`.
@@ -149,9 +169,10 @@ class FullGraph:
         self.store.disk.lock()
         if self._offload is not None:
             self._offload.begin()
-        if self.placement != self.store.placement:
+        placement = self._bounded(self.placement)
+        if placement != self.store.placement:
             self._constant.clear()
-        self.store.place(self.placement)
+        self.store.place(placement)
         self.store.frees = self.disk is not None and self._disk_bytes > self.disk
         scans = self._open_scans(progress)
         log = None if self._folder is None else StepLog(self._folder, self.model, key_of(self.model, self._placed))
@@ -168,9 +189,17 @@ class FullGraph:
     def _placed(self) -> str:
         """What a step that was killed can go on with: data, placements, and the ranges of ops that gather, which memory
         decides."""
-        placement, gathering = self.placement, [op.name for op in self.program.forward if op.kind == "gather"]
+        placement, gathering = self._bounded(self.placement), [op.name for op in self.program.forward if op.kind == "gather"]
         ranges = [(name, placement.ranges.get(name, gathered_share(self.room))) for name in gathering]
         return f"{self.dataset.fingerprint} {sorted(placement.placements.items())} {sorted(placement.passing.items())} {ranges}"
+
+    def _bounded(self, placement: Placement) -> Placement:
+        """With no larger ranges of layers that gather than the GPU has memory for."""
+        if not self.on_gpu:
+            return placement
+        gathering = [op.name for op in self.program.forward if op.kind == "gather"]
+        asked = {name: placement.ranges.get(name, gathered_share(self.room)) for name in gathering}
+        return replace(placement, ranges={name: min(nbytes, self._ranges) for name, nbytes in asked.items()})
 
     def _open_scans(self, progress: Progress) -> NodeScans:
         if self._scans is None:

@@ -16,10 +16,10 @@ from ooc.runtime.clock import MemorySample, Spans
 from ooc.stores.sizes import format_bytes
 
 FORWARD, BACKWARD, RECOMPUTED, INK, GREY = "#2563a8", "#d9722b", "#8a6bb1", "#1f2933", "#c3cad3"
-LANES = ("computing", "host memory", "disk")
-NAMES = {TensorPlacement.RETAINED: "memory", TensorPlacement.HOST: "host memory", TensorPlacement.DISK: "disk"}
+LANES = ("computing", "bus", "disk")
+NAMES = {TensorPlacement.RETAINED: "memory", TensorPlacement.DEVICE: "GPU memory", TensorPlacement.DISK: "disk"}
 _MEASURED = {TensorPlacement.RETAINED: "memory", TensorPlacement.DISK: "disk"}
-"""tier -> the field of a `MemorySample`; host memory is not measured"""
+"""tier -> the field of a `MemorySample`; a GPU's is not measured"""
 _LABELLED = 24
 """most ops that are labelled in the chart"""
 _NARROW = 0.035

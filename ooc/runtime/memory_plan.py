@@ -152,11 +152,19 @@ class DevicePlan:
         """The plan with edges to sample from, or those it has."""
         return replace(self, topology=max(nbytes, self.topology))
 
-    def beside(self, batches: int, activations: int, wanted: int, rows: int) -> Self:
+    def beside(
+        self,
+        batches: int,
+        activations: int,
+        wanted: int,
+        rows: int,
+        *,
+        instead: str = "a smaller `batch_size` or a smaller `fanout`",
+    ) -> Self:
         """The plan with batches, and with what they leave for feature rows, `wanted` bytes at most.
 
         Rows that do not all fit leave batches an eighth, as those of scores are larger than those that were sampled. Raises
-        BudgetError where the model and its batches are too much; it names what would do.
+        BudgetError where the model and its batches are too much; it names what would do. instead: that would do too.
         """
         need = {"the model": self.model, "edges": self.topology, "batches": batches, "activations": activations}
         left, others = self.memory - self.libraries - sum(need.values()), self.libraries + self.model + self.topology
@@ -165,7 +173,7 @@ class DevicePlan:
             named = ", ".join(f"{name} {format_bytes(size)}" for name, size in need.items() if size)
             raise BudgetError(
                 f"{format_bytes(self.memory)} of GPU memory {self.origin} is not enough for {named}; give `gpu_memory` at "
-                f"least {format_bytes(enough)}, a smaller `batch_size` or a smaller `fanout`"
+                f"least {format_bytes(enough)}, {instead}"
             )
         more = max(0, (self.memory - others) // DEVICE_BATCHES_SHARE - batches - activations)
         return replace(self, batches=batches, activations=activations, pool=min(wanted, max(0, left - more)), rows=rows)

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,11 @@ from ooc.fullgraph.placement.costs import Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, predict, settled, static_placements
 from ooc.fullgraph.placement.step_profile import plan_full, profile
 from ooc.fullgraph.program import Program, TensorPlacement
-from ooc.fullgraph.step import FullGraph
+from ooc.fullgraph.step import FullGraph, chunk_bytes
 from ooc.history.history import Growth
 from ooc.layerwise.scores import ExactScores
+from ooc.layerwise.shape import shape_of
+from ooc.loading.choose_pool import device_plan
 from ooc.metrics.losses import LabelLoss
 from ooc.metrics.tasks import LabelTask
 from ooc.runtime.clock import write_trace
@@ -38,17 +40,16 @@ from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.sizes import format_bytes
 from ooc.training import checkpoint
-from ooc.training.build import model_bytes
+from ooc.training.build import device_model_bytes, model_bytes
 from ooc.training.mode import RunContext, RunState, Scores
 from ooc.training.node_mode import EXACT_FOLDER, NodeMode, labels_of, make_loss
 
 FOLDER = "full"
 """of what does not fit the memory, in the run's directory"""
-FORCED = {"retained": "all retained", "host": "all on the host", "disk": "all on disk", "recomputed": "all recomputed"}
+FORCED = {"retained": "all retained", "device": "all on the GPU", "disk": "all on disk", "recomputed": "all recomputed"}
 """`FullConfig.placement` -> the static plan"""
 _DISK_FRACTION = 0.9
 """of what is free"""
-_UNMEASURED = StepProfile({}, {TensorPlacement.DISK: Speed(1.0, 1.0)}, 0.0)
 _ANY_MEMORY = 1 << 60
 
 
@@ -105,12 +106,23 @@ class FullMode(NodeMode):
         self.budget = plan_memory(dataset, model_bytes(config, self.model))
         self.split_loss = SplitLoss(make_loss(config, dataset, self.task, self.device), dataset, config.train_split)
         self.model.train()
-        full = FullGraph(self.model, dataset, config.out / FOLDER, budget=self.budget, engine=self.engine)
+        made = self.model, dataset, config.out / FOLDER
+        full = FullGraph(*made, budget=self.budget, engine=self.engine, device_memory=self._device_memory())
         self.full = self.opened.enter_context(closing(full))
         self.plan: StepPlan | None = None
         """as predicted before the first step"""
         self.seconds: list[float] = []
         """of every step of this process"""
+
+    def _device_memory(self) -> int:
+        """Bytes of the GPU for what stays there; booked as activations. Raises BudgetError where a chunk alone is too much."""
+        device = device_plan(self.device, self.config.gpu_memory, device_model_bytes(self.config, self.model))
+        if device is None:
+            return 0
+        chunk = chunk_bytes(shape_of(self.model, self.dataset, training=True))
+        device = device.beside(0, chunk, device.memory, 0, instead="or a smaller `hidden`")
+        self.budget = replace(self.budget, device=replace(device, pool=0, activations=chunk + device.pool))
+        return device.pool
 
     @property
     def seeds_per_step(self) -> int:
@@ -213,14 +225,15 @@ def _place(config: FullConfig, full: FullGraph, folder: Path, loss: LossOf) -> S
     store and settings and fits. Raises BudgetError where nothing fits, or not what is asked for.
     """
     full.disk = _disk_of(config, folder)
-    room = TierRoom(full.room, 0, max(0, full.disk - SEGMENT_BYTES))  # files of what autograd keeps grow by so much
+    disk = max(0, full.disk - SEGMENT_BYTES)  # files of what autograd keeps grow by so much
+    room, unmeasured = TierRoom(full.room, full.device_room, disk), _unmeasured(full)
     made = _kept(config, full, folder, room) if config.plan else None
     if made is None and config.placement != "planned":
-        measured = profile(full, folder, loss, room.disk) if config.plan else _UNMEASURED
+        measured = profile(full, folder, loss, room.disk) if config.plan else unmeasured
         static = static_placements(full.program, measured)
         if FORCED[config.placement] not in static:
             raise ConfigError(
-                f"placement = {config.placement!r}: a machine without a GPU has no host memory beside its own, and values go "
+                f"placement = {config.placement!r}: without a GPU there is no memory of one, and values go "
                 "to disk only where `disk` and what is free leave room"
             )
         forced = static[FORCED[config.placement]]
@@ -228,15 +241,21 @@ def _place(config: FullConfig, full: FullGraph, folder: Path, loss: LossOf) -> S
     elif made is None and config.plan:
         made = plan_full(full, folder, room.disk, loss)
     elif made is None:  # by default; refused here where the disk has no room for it, before anything is written
-        predict(full.program, _UNMEASURED, full.placement, TierRoom(_ANY_MEMORY, 0, room.disk))
+        predict(full.program, unmeasured, full.placement, TierRoom(_ANY_MEMORY, _ANY_MEMORY, room.disk))
         return None
     full.placement = made.placement
     return made if config.plan else None
 
 
+def _unmeasured(full: FullGraph) -> StepProfile:
+    """A profile by which plans are refused, but not compared."""
+    tiers = (TensorPlacement.DISK, *([TensorPlacement.RETAINED] if full.on_gpu else []))
+    return StepProfile({}, dict.fromkeys(tiers, Speed(1.0, 1.0)), 0.0)
+
+
 def _asked(config: FullConfig, full: FullGraph) -> dict[str, Any]:
     """What a plan is made for: kept beside it."""
-    return {"placement": config.placement, "store": full.dataset.fingerprint}
+    return {"placement": config.placement, "store": full.dataset.fingerprint, **({"device": "cuda"} if full.on_gpu else {})}
 
 
 def _kept(config: FullConfig, full: FullGraph, folder: Path, room: TierRoom) -> StepPlan | None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import ooc
+from ooc.config.nodes import FullConfig
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.runtime.buffers import LEAST_BYTES, Buffers
 from ooc.runtime.device_reads import DeviceRing, describe_gpu
@@ -122,6 +123,19 @@ def test_rows_that_stay_give_the_batches_of_the_cpu_to_the_bit(
         before = pooled.bytes_read
         list(pooled)
         assert part < 1 or pooled.bytes_read == before
+
+
+@pytest.mark.parametrize("placement", ["planned", "device", "retained", "disk", "recomputed"])
+@pytest.mark.parametrize("model", ["sage", "gcn", "gin", "gat"])
+def test_exact_losses_are_those_of_the_cpu_wherever_values_are(
+    make_store: Any, tmp_path: Path, model: str, placement: str
+) -> None:
+    store, curves = make_store(num_nodes=300, num_edges=3000), []
+    for device, more in (("cpu", {}), ("cuda", {"plan": True, "placement": placement, "gpu_memory": "1GB"})):
+        out = tmp_path / device
+        train(FullConfig(store=store, out=out, model=model, layers=2, hidden=8, epochs=3, dropout=0.0, device=device, **more))
+        curves.append([line["loss"] for line in checkpoint.read_metrics(out)[0]])
+    np.testing.assert_allclose(curves[1], curves[0], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -68,6 +68,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "full": {"mode": "full", "layers": 2, "epochs": 4},
     "full, norms": {"mode": "full", "layers": 3, "norm": "batch", "residual": True, "plan": True},
     "full, gat": {"mode": "full", "layers": 2, "model": "gat", "heads": 2},
+    "full, in RAM": {"mode": "full", "layers": 2, "norm": "batch", "placement": "retained"},
     "full, on disk": {"mode": "full", "layers": 2, "placement": "disk"},
     "types": {**HOPS, "store": "types", "model": "rsage", "batch_size": 8},
     "links": {**HOPS, "task": "link", "batch_size": 256},

@@ -12,9 +12,10 @@ from ooc.fullgraph.program import Placement, Program, TensorPlacement, Value
 from ooc.layerwise.pass_plan import Op
 from ooc.stores.io.pages import PAGE_BYTES
 
-TIERS = (TensorPlacement.RETAINED, TensorPlacement.HOST, TensorPlacement.DISK)
+TIERS = (TensorPlacement.RETAINED, TensorPlacement.DEVICE, TensorPlacement.DISK)
 """Where bytes can stand; in this order in all tuples of bytes by tier"""
-MOVED = TIERS[1:]
+MOVED = (TensorPlacement.RETAINED, TensorPlacement.DISK)
+"""Where bytes are moved to and from: RAM by a GPU, and the disk"""
 Bytes = tuple[int, int, int]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -61,8 +62,9 @@ class Speed:
 
 @dataclass(frozen=True)
 class StepProfile:
-    """What ops cost and how fast tiers are. nbytes: of values, where that was measured; hidden: share of the shorter of
-    computing and moving that goes on behind the longer, 0 to 1."""
+    """What ops cost and how fast tiers are. tiers: of the disk, where values may stand there, and of RAM, where a GPU moves
+    there and back what autograd keeps; nbytes: of values, where that was measured; hidden: share of the shorter of computing
+    and moving that goes on behind the longer, 0 to 1."""
 
     ops: Mapping[str, OpCost]
     tiers: Mapping[TensorPlacement, Speed]
@@ -72,6 +74,12 @@ class StepProfile:
     def op(self, name: str) -> OpCost:
         """Of an op; nothing where it was not measured."""
         return self.ops.get(name, OpCost())
+
+    @property
+    def places(self) -> tuple[TensorPlacement, ...]:
+        """Where values can stand."""
+        memory, device, disk = TIERS
+        return (memory, *([device] if memory in self.tiers else []), *([disk] if disk in self.tiers else []))
 
     def size(self, value: Value) -> int:
         """Bytes of a value."""
@@ -120,7 +128,7 @@ class Ranges(NamedTuple):
 class RunLoad(NamedTuple):
     """What a run asks for, range of destinations by range: their sums are added up, then their rows are computed.
 
-    rows, adds: seconds of either, (computing, moving to and from the host tier, the disk), whatever the ranges are; add_pass:
+    rows, adds: seconds of either, (computing, moving between RAM and a GPU, the disk), whatever the ranges are; add_pass:
     the same, once a range; row_pass: once a meeting with all rows that are gathered. Fields may be arrays.
     """
 
@@ -148,8 +156,8 @@ class RunLoad(NamedTuple):
 
     def parts(self, passes: Any) -> tuple[Any, Any, Any]:
         """Seconds of computing and of either tier, each alone."""
-        compute, host, disk = (adding + computing for adding, computing in zip(*self._phases(passes), strict=True))
-        return compute, host, disk
+        compute, bus, disk = (adding + computing for adding, computing in zip(*self._phases(passes), strict=True))
+        return compute, bus, disk
 
     def seconds(self, left: Any, hidden: float, least: Any = 1) -> Any:
         """In `left` bytes of memory: of either phase the longest part, and of the others what is not hidden behind it. least:
@@ -157,9 +165,9 @@ class RunLoad(NamedTuple):
         passes = np.maximum(self.ranges.passes(left), least)
         fits = np.isfinite(passes)
         taken = 0.0
-        for compute, host, disk in self._phases(np.where(fits, passes, 1.0)):
-            longest = np.maximum(np.maximum(compute, host), disk)
-            taken = taken + longest + (1 - hidden) * (compute + host + disk - longest)
+        for compute, bus, disk in self._phases(np.where(fits, passes, 1.0)):
+            longest = np.maximum(np.maximum(compute, bus), disk)
+            taken = taken + longest + (1 - hidden) * (compute + bus + disk - longest)
         return np.where(fits, taken, np.inf)
 
 
@@ -179,11 +187,11 @@ class RunBytes(NamedTuple):
 
     def whole(self, passes: int, meetings: float, way: int) -> tuple[int, int]:
         """Bytes read (way 0) or written (1) in so many ranges, by tier of `MOVED`; meetings: see `Ranges`."""
-        host, disk = (
+        memory, disk = (
             rows[way] + adds[way] + round(meetings * row_pass[way]) + passes * add_pass[way]
             for rows, adds, row_pass, add_pass in zip(*self, strict=True)
         )
-        return host, disk
+        return memory, disk
 
 
 @dataclass(frozen=True)
@@ -334,11 +342,18 @@ class StepCosts:
         return self.size(name) * (1 + (tier is TensorPlacement.DISK and name in self._added))
 
     def move_s(self, nbytes: tuple[float, float], tier: TensorPlacement) -> float:
-        """Seconds to (read, write) so much; none within the device's own memory."""
+        """Seconds to (read, write) so much."""
         if not any(nbytes):
             return 0.0
         speed = self.profile.tiers[tier]
         return nbytes[0] / speed.read + nbytes[1] / speed.written
+
+    def moves(self, name: str, tier: TensorPlacement) -> bool:
+        """Whether a value that stands in a tier is moved there and back by what its placement decides: rows and gradients cross
+        the bus to a GPU wherever they stand."""
+        if tier is TensorPlacement.RETAINED:
+            return tier in self.profile.tiers and self.values[name].kind == "saved"
+        return tier in MOVED
 
     def width(self, name: str) -> int:
         """Bytes of the sums of a destination."""
@@ -364,11 +379,11 @@ class StepCosts:
         standing, size = placement.standing, self.size
 
         def moved(names: tuple[str, ...], tier: TensorPlacement) -> int:
-            return sum(size(name) for name in names if standing(name) is tier)
+            return sum(size(name) for name in names if standing(name) is tier and self.moves(name, tier))
 
         scattered = (run.op.scatters,) * bool(run.op.scatters)
         cleared = tuple(name for name in scattered if self.values[name].made_by == run.op.name)
-        host, disk = (
+        memory, disk = (
             (
                 (moved(run.reads, tier), moved(run.writes, tier) + moved(cleared, tier)),
                 (len(run.adds) * moved((self.edges,) * bool(self.edges), tier) // 2, 0),
@@ -377,13 +392,13 @@ class StepCosts:
             )
             for tier in MOVED
         )
-        return RunBytes(*zip(host, disk, strict=True))
+        return RunBytes(*zip(memory, disk, strict=True))
 
     def load(self, run: OpRun, placement: Placement) -> RunLoad:
         """What a run asks for."""
         rows, adds, row_pass, add_pass = (
-            (self.move_s(host, TensorPlacement.HOST), self.move_s(disk, TensorPlacement.DISK))
-            for host, disk in self.traffic(run, placement)
+            (self.move_s(memory, TensorPlacement.RETAINED), self.move_s(disk, TensorPlacement.DISK))
+            for memory, disk in self.traffic(run, placement)
         )
         rows_s, sums_s, pass_s = self.compute_s(run)
         return RunLoad((rows_s, *rows), (sums_s, *adds), (0.0, *row_pass), (pass_s, *add_pass), self.ranges(run, placement))
@@ -411,7 +426,7 @@ class StepCosts:
         is written."""
         if where is TensorPlacement.RECOMPUTED:
             return int(op.backward)
-        return 0 if where is TensorPlacement.RETAINED else 1 + op.backward
+        return 1 + op.backward if where is TensorPlacement.DISK else 0
 
     def gathered(self, op: Op, kept: int) -> Ranges:
         """Of an op that gathers; kept: ranges of which what autograd keeps is in memory beside the values."""

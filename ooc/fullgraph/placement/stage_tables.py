@@ -95,7 +95,7 @@ class Stages:
         Rows that are needed all through the backward pass, or at once, are not made again where they can be kept: once made
         they would stand as long, so nothing would be won.
         """
-        tiers = (TensorPlacement.RETAINED, *self.costs.profile.tiers)
+        tiers = self.costs.profile.places
         found = [ValueChoice(where, where) for where in value.placements if where in tiers]
         again = TensorPlacement.RECOMPUTED in value.placements
         if value.kind != "rows":
@@ -189,7 +189,7 @@ class Stages:
         return cells
 
     def _move(self, cells: Floats, columns: slice, name: str, tier: TensorPlacement, read: float, written: float) -> None:
-        if tier in MOVED:
+        if self.costs.moves(name, tier):
             size = self.costs.size(name)
             at = columns.stop - len(MOVED) + MOVED.index(tier)
             cells[at] += self.costs.move_s((read * size, written * size), tier)

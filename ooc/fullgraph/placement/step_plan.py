@@ -16,13 +16,14 @@ from ooc.stores.errors import BudgetError
 from ooc.stores.sizes import format_bytes
 
 STATIC = {
+    "all on the GPU": (TensorPlacement.DEVICE, TensorPlacement.RETAINED),
     "all retained": (TensorPlacement.RETAINED,),
-    "all on the host": (TensorPlacement.HOST, TensorPlacement.DISK, TensorPlacement.RETAINED),
     "all on disk": (TensorPlacement.DISK, TensorPlacement.RETAINED),
     "all recomputed": (TensorPlacement.RECOMPUTED, TensorPlacement.DISK, TensorPlacement.RETAINED),
 }
-"""Plans that treat all values alike: the first of these placements that a value may have"""
-TIER_NAMES = {TensorPlacement.RETAINED: "memory", TensorPlacement.HOST: "host memory", TensorPlacement.DISK: "disk"}
+"""Plans that treat all values alike: the first of these placements that a value may have. Of plans
+as fast the first is taken"""
+TIER_NAMES = {TensorPlacement.RETAINED: "memory", TensorPlacement.DEVICE: "GPU memory", TensorPlacement.DISK: "disk"}
 _TRIES, _ALIKE = 4, 1.02
 """of `settled`: plans made, and by how much a value may be larger than it was planned with"""
 _CLOSE = 0.01
@@ -31,25 +32,25 @@ _CLOSE = 0.01
 
 @dataclass(frozen=True)
 class TierRoom:
-    """Bytes that values and sums may take, by tier, beside what computing takes anyway. device: RAM on a machine without a
-    GPU, which has no host tier."""
+    """Bytes that values and sums may take, by tier, beside what computing takes anyway. device: of a GPU, 0 where the CPU
+    computes."""
 
+    memory: int
     device: int
-    host: int
     disk: int
 
     @property
     def bytes(self) -> Bytes:
         """As of `TIERS`."""
-        return self.device, self.host, self.disk
+        return self.memory, self.device, self.disk
 
 
 @dataclass(frozen=True)
 class PlannedRun:
     """A run as predicted. again: in the backward pass, an op of the forward pass once more; backward: whether the op is one of
-    the backward pass. start, stop: seconds; parts: seconds of computing, of the host tier and of the disk, which go on at once;
-    passes: scans over what is added; memory: bytes by tier (`TIERS`), the sums' included; read, written: bytes by tier of
-    `MOVED`."""
+    the backward pass. start, stop: seconds; parts: seconds of computing, of the bus to a GPU and of the disk, which go on at
+    once; passes: scans over what is added; memory: bytes by tier (`TIERS`), the sums' included; read, written: bytes by tier
+    of `MOVED`."""
 
     op: str
     again: bool
@@ -96,11 +97,11 @@ class StepPlan:
     @property
     def peak(self) -> Bytes:
         """The most bytes by tier."""
-        device, host, disk = (max((run.memory[tier] for run in self.runs), default=0) for tier in range(len(TIERS)))
-        return device, host, disk
+        memory, device, disk = (max((run.memory[tier] for run in self.runs), default=0) for tier in range(len(TIERS)))
+        return memory, device, disk
 
     def moved(self, tier: TensorPlacement) -> tuple[int, int]:
-        """(bytes read, bytes written) of an epoch: from and to the host's memory, or the disk."""
+        """(bytes read, bytes written) of an epoch: from and to RAM by a GPU, or the disk."""
         at = MOVED.index(tier)
         return sum(run.read[at] for run in self.runs), sum(run.written[at] for run in self.runs)
 
@@ -123,7 +124,7 @@ class StepPlan:
         ]
         placement = Placement(placements, passing, placed["ranges"])
         made = tuple(PlannedRun(**run) for run in runs)
-        return cls(placement, TierRoom(**data["room"]), made, dict(data["sizes"]), dict(data["static"]), data["exact"])
+        return cls(placement, TierRoom(*data["room"].values()), made, dict(data["sizes"]), dict(data["static"]), data["exact"])
 
 
 def predict(program: Program, profile: StepProfile, placement: Placement, room: TierRoom) -> StepPlan:
@@ -142,16 +143,16 @@ def predict(program: Program, profile: StepProfile, placement: Placement, room: 
         meetings, traffic = float(ranges.meetings(passes)), costs.traffic(run, placement)
         seconds = float(load.seconds(left, profile.hidden, passes))
         taken = round(float(ranges.taken(-(-ranges.units // passes))))
-        compute, host, disk = map(float, load.parts(passes))
+        compute, bus, disk = map(float, load.parts(passes))
         made = PlannedRun(
             op=run.op.name,
             again=run.again,
             backward=run.op.backward,
             start=now,
             stop=now + seconds,
-            parts=(compute, host, disk),
+            parts=(compute, bus, disk),
             passes=passes,
-            memory=(room.device - left + taken, *alive[1:]),
+            memory=(room.memory - left + taken, *alive[1:]),
             read=traffic.whole(passes, meetings, way=0),
             written=traffic.whole(passes, meetings, way=1),
         )
@@ -164,7 +165,7 @@ def predict(program: Program, profile: StepProfile, placement: Placement, room: 
 
 
 class _Asked(NamedTuple):
-    """What a run asks for, bytes by tier that stand meanwhile, bytes of the device's memory that are left."""
+    """What a run asks for, bytes by tier that stand meanwhile, bytes of RAM that are left."""
 
     run: OpRun
     load: RunLoad
@@ -188,9 +189,9 @@ class _Asked(NamedTuple):
 def _asked(costs: StepCosts, run: OpRun, placement: Placement, room: TierRoom) -> _Asked:
     """See `_Asked`. Raises BudgetError where it does not fit."""
     load, alive = costs.load(run, placement), costs.standing_bytes(run.alive, placement)
-    left = room.device - alive[0]
+    left = room.memory - alive[0]
     needs = left - max(load.ranges.unit, load.ranges.least)
-    for tier, has, need in zip(TIERS, room.bytes, (room.device - needs, *alive[1:]), strict=True):
+    for tier, has, need in zip(TIERS, room.bytes, (room.memory - needs, *alive[1:]), strict=True):
         if need > has:
             raise BudgetError(
                 f"{run.op.name} needs {format_bytes(need)} of {TIER_NAMES[tier]}, and {format_bytes(has)} are there: "
@@ -228,9 +229,8 @@ def _kept_sizes(program: Program, profile: StepProfile, cut: Mapping[str, int]) 
 def static_placements(program: Program, profile: StepProfile) -> dict[str, Placement]:
     """The plans that treat all values alike, by name; those only that the tiers there are allow. What passes, of values
     that are made again, stands on disk."""
-    tiers = {TensorPlacement.RETAINED, *profile.tiers}
-    needed = {name: {wanted[0], TensorPlacement.DISK} - {TensorPlacement.RECOMPUTED} for name, wanted in STATIC.items()}
-    needed["all retained"] = {TensorPlacement.RETAINED}
+    tiers, disk = set(profile.places), TensorPlacement.DISK
+    needed = {name: {disk if disk in wanted else wanted[0]} for name, wanted in STATIC.items()}
     return {
         name: Placement({v.name: next((w for w in wanted if w in v.placements), v.placements[0]) for v in program.values})
         for name, wanted in STATIC.items()
@@ -270,17 +270,17 @@ def _fix(program: Program, profile: StepProfile, room: TierRoom) -> str:
     """What would make a plan fit, in words: more of one tier, where that is enough."""
     total = 2 * sum(profile.size(value) for value in program.values)
     more = []
-    for name, words in (("disk", "more room on the disk"), ("device", "more memory")):
+    for name, words in (("disk", "more room on the disk"), ("memory", "more memory")):
         most = replace(room, **{name: getattr(room, name) + total})
         if _fits(program, profile, most):
             more.append((_least(program, profile, room, most, name) - getattr(room, name), words))
-    there = f"{format_bytes(room.device)} of memory and {format_bytes(room.disk)} of disk"
+    there = f"{format_bytes(room.memory)} of memory and {format_bytes(room.disk)} of disk"
     if more:
         return f"no plan of exact training fits {there}: give {' or '.join(f'{format_bytes(n)} {words}' for n, words in more)}"
-    most = TierRoom(room.device, room.host, room.disk + total)
-    most = replace(most, device=_least(program, profile, most, replace(most, device=most.device + total), "device"))
+    most = TierRoom(room.memory, room.device, room.disk + total)
+    most = replace(most, memory=_least(program, profile, most, replace(most, memory=most.memory + total), "memory"))
     disk = _least(program, profile, replace(most, disk=room.disk), most, "disk") - room.disk
-    memory = f"{format_bytes(most.device - room.device)} more memory"
+    memory = f"{format_bytes(most.memory - room.memory)} more memory"
     return f"no plan of exact training fits {there}: give {memory} and {format_bytes(disk)} more room on the disk"
 
 

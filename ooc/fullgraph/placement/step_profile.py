@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ooc.fullgraph.activation_offload import PendingChunk
+from ooc.fullgraph.activation_offload import OffloadMemory, PendingChunk
 from ooc.fullgraph.executor import Executor, LossOf
 from ooc.fullgraph.ops import Moments, StepModules, wanted_of
 from ooc.fullgraph.placement.costs import OpCost, RangeBytes, Speed, StepProfile
@@ -41,7 +41,7 @@ from ooc.layerwise.shape import GATHERED, device_of, gather_ranges, gathered_byt
 from ooc.models.dropout import DropoutKeys
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, read_range, write_range
-from ooc.runtime.transfer import HostCopy
+from ooc.runtime.transfer import HostCopy, to_device
 from ooc.stores.arrays.encoding import Encoding
 from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.arrays.rows import ArrayRows
@@ -62,6 +62,8 @@ _BESIDE_SECONDS = 0.4
 TRIED_BYTES, _ROUNDS = 128 * 2**20, 5
 """of a file written and read, so many times: a disk may stand still for seconds"""
 PIECE_BYTES = 8 * 2**20
+_BUS_BYTES = 16 * 2**20
+"""moved to a GPU and back"""
 _Tried = tuple[PendingChunk, Tensors, "_Results"]
 """a chunk whose forward is done, its inputs, and where its results go"""
 
@@ -73,7 +75,7 @@ def plan_full(full: FullGraph, folder: Path | None, disk: int, loss: LossOf | No
     """
 
     def planned(folder: Path | None, disk: int) -> StepPlan:
-        measured, room = profile(full, folder, loss, disk), TierRoom(full.room, 0, 0 if folder is None else disk)
+        measured, room = profile(full, folder, loss, disk), TierRoom(full.room, full.device_room, 0 if folder is None else disk)
         return settled(full.program, measured, lambda profile: plan_step(full.program, profile, room))
 
     if full.most_bytes <= full.room:  # then a disk is of no use
@@ -136,9 +138,11 @@ class _Trial(Executor):
                     ops[back.name] = OpCost(backward_s + add_s, *self._adding(back), **gathering)
         for op in self.program.backward:
             ops.setdefault(op.name, OpCost(0.0, *self._adding(op)))
-        disk = {} if folder is None else {TensorPlacement.DISK: disk_speed(folder, nbytes)}
+        tiers = {} if folder is None else {TensorPlacement.DISK: disk_speed(folder, nbytes)}
+        if self.modules.device.type != "cpu":
+            tiers[TensorPlacement.RETAINED] = bus_speed(self.modules.device)
         hidden = 1.0 if folder is None else self._hidden(folder, nbytes)
-        return StepProfile(ops, disk, hidden, self._nbytes)
+        return StepProfile(ops, tiers, hidden, self._nbytes)
 
     def _rows(self, op: Op, loss: LossOf | None) -> tuple[float, float, RangeBytes]:
         """Seconds of the row-wise part of an op for all nodes, forward and backward, with the loss; what autograd keeps of a
@@ -346,6 +350,21 @@ def tried(folder: Path, nbytes: int) -> Iterator[DiskRows]:
     finally:
         rows.close()
         shutil.rmtree(path, ignore_errors=True)
+
+
+def bus_speed(device: torch.device) -> Speed:
+    """Bytes a second that what autograd keeps is moved from and to a GPU, as steps do."""
+    rows, offload = torch.ones(_BUS_BYTES, dtype=torch.uint8, device=device), OffloadMemory()
+    seconds: list[list[float]] = [[], []]
+    for _ in range(1 + REPEATS):
+        begun = perf_counter()
+        there = offload.put(rows)
+        seconds[0].append(perf_counter() - begun)
+        begun = perf_counter()
+        HostCopy([to_device([there], device)[0][:1]]).arrays()  # which waits until all is there
+        seconds[1].append(perf_counter() - begun)
+    written, read = (_BUS_BYTES / statistics.median(each[1:]) for each in seconds)
+    return Speed(read=read, written=written)
 
 
 def disk_speed(folder: Path, nbytes: int = TRIED_BYTES) -> Speed:

@@ -7,7 +7,7 @@ from ooc.fullgraph.placement.costs import OpCost, Speed, StepProfile
 from ooc.fullgraph.program import Program, TensorPlacement, Value
 from ooc.layerwise.pass_plan import Op
 
-ALL = (TensorPlacement.RETAINED, TensorPlacement.HOST, TensorPlacement.DISK, TensorPlacement.RECOMPUTED)
+ALL = (TensorPlacement.RETAINED, TensorPlacement.DEVICE, TensorPlacement.DISK, TensorPlacement.RECOMPUTED)
 KEPT = ALL[:3]
 CELLS = 8
 
@@ -78,7 +78,7 @@ def chain(
     return Program(nodes, edges, 4, cell, tuple(values), tuple(forward), tuple(backward))
 
 
-def profile(program: Program, seconds: list[int], hidden: float = 0.5, host: bool = False, speed: int = 16) -> StepProfile:
+def profile(program: Program, seconds: list[int], hidden: float = 0.5, gpu: bool = False, speed: int = 16) -> StepProfile:
     """seconds: of ops in turn; speed: log2 of the disk's bytes a second."""
     found = {}
     for number, op in enumerate(program.ops):
@@ -86,6 +86,6 @@ def profile(program: Program, seconds: list[int], hidden: float = 0.5, host: boo
         passes = seconds[(2 * number + 2) % len(seconds)]
         found[op.name] = OpCost(rows / 4, sums / 4, passes / 16) if op.summed else OpCost(rows / 4)
     tiers = {TensorPlacement.DISK: Speed(2.0**speed, 2.0 ** (speed - 1))}
-    if host:
-        tiers[TensorPlacement.HOST] = Speed(2.0 ** (speed + 3), 2.0 ** (speed + 2))
+    if gpu:
+        tiers[TensorPlacement.RETAINED] = Speed(2.0 ** (speed + 3), 2.0 ** (speed + 2))
     return StepProfile(found, tiers, hidden)

@@ -16,6 +16,7 @@ from ooc.layerwise import edge_tiles
 from ooc.layerwise import executor as layerwise_executor
 from ooc.layerwise import pass_plan as layerplan
 from ooc.models.builders import build_model, full_blocks
+from ooc.runtime.transfer import to_device
 from ooc.stores.dataset import Dataset
 from tests.conftest import MakeStore
 from tests.ooc.graphs import hub_graph
@@ -72,7 +73,8 @@ class LossOf:
         own = slice(first, first + len(logits))
         if not self.mask[own].any():
             return None
-        each = F.cross_entropy(logits[self.mask[own]], self.y[own][self.mask[own]], reduction="sum")
+        at, known = to_device([self.mask[own].nonzero()[:, 0], self.y[own][self.mask[own]]], logits.device)
+        each = F.cross_entropy(logits[at], known, reduction="sum")
         return each / int(self.mask.sum())
 
 

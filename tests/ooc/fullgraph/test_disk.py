@@ -32,7 +32,7 @@ def test_files_go_with_their_values_where_the_disk_has_room_for_no_more(
     model = make("sage", **settings)
     with Dataset.open(store_of(make_store)) as ds:
         room = TierRoom(10**6, 0, 10**9)
-        with closing(FullGraph(model, ds, tmp_path / "all", room=room.device)) as full:
+        with closing(FullGraph(model, ds, tmp_path / "all", room=room.memory)) as full:
             placements = {
                 v.name: TensorPlacement.RECOMPUTED if v.kind == "saved" else TensorPlacement.DISK for v in full.program.values
             }
@@ -42,7 +42,7 @@ def test_files_go_with_their_values_where_the_disk_has_room_for_no_more(
             planned -= full.program.value("edges").nbytes
             value, expected = full.step(LossOf(ds)), gradients(model)
             assert most_on_disk(full) > planned, "files that stay for the next step"
-        with closing(FullGraph(model, ds, tmp_path / "few", room=room.device)) as full:
+        with closing(FullGraph(model, ds, tmp_path / "few", room=room.memory)) as full:
             full.placement, full.disk = Placement(placements), planned
             for _ in range(2):
                 model.zero_grad()

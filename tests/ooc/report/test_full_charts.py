@@ -65,7 +65,7 @@ def test_the_schedule_shows_all_that_was_planned_and_all_that_was_done(planned: 
 def test_memory_is_shown_against_what_there_is(planned: tuple[Program, StepPlan]) -> None:
     _, plan = planned
     figure = memory_figure(plan, [MemorySample(0.0, 10**6, 3 * 10**6), MemorySample(1.0, 2 * 10**6, 0)])
-    assert len(figure.axes) == 2  # no host tier
+    assert len(figure.axes) == 2  # no GPU
     drawn = [[line.get_ydata().tolist() for line in axes.lines if line.get_label() == "measured"] for axes in figure.axes]
     assert drawn == [[[1.0, 2.0]], [[3.0, 0.0]]]
     assert max(figure.axes[0].patches[0].get_data().values) == plan.peak[0] / 1e6

@@ -121,7 +121,7 @@ def test_a_plan_is_made_kept_and_changes_nothing(store: Path, tmp_path: Path) ->
 
 def test_what_cannot_be_is_refused(store: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="without a GPU"):
-        train(configure(store, tmp_path / "run", placement="host"))
+        train(configure(store, tmp_path / "run", placement="device"))
     with pytest.raises(BudgetError, match="of disk"):
         train(configure(store, tmp_path / "run", placement="disk", disk="1KB"))
     assert not (tmp_path / "run").exists()
@@ -213,7 +213,7 @@ def test_a_planned_run_keeps_its_plan_goes_on_by_it_and_shows_it(
     assert curve(config.out) == curve(tmp_path / "whole")
     assert summary["plan"]["predicted"]["seconds_per_epoch"] == json.loads(before)["seconds"]
     assert summary["plan"]["actual"]["seconds_per_epoch"] > 0
-    assert 0 < summary["plan"]["actual"]["value_bytes"] <= json.loads(before)["room"]["device"]
+    assert 0 < summary["plan"]["actual"]["value_bytes"] <= json.loads(before)["room"]["memory"]
     assert max(sample.memory for sample in read_trace(config.out).memory) == summary["plan"]["actual"]["value_bytes"]
     assert main(["report", str(config.out)]) == 0
     page = (config.out / "report.html").read_text()

@@ -54,12 +54,12 @@ def problems(draw: st.DrawFn) -> tuple[Program, StepProfile, TierRoom]:
     """Chains of up to four layers whose placements can all be tried."""
     layers = draw(st.integers(1, 4))
     widths = draw(st.lists(st.sampled_from([2, 4, 8, 16]), min_size=layers + 1, max_size=layers + 1))
-    host, initial, saved = draw(st.booleans()), draw(st.booleans()), draw(st.sampled_from([0, 4]))
+    gpu, initial, saved = draw(st.booleans()), draw(st.booleans()), draw(st.sampled_from([0, 4]))
     constant = draw(st.booleans())
     program = chain(widths, saved=saved, constant=constant, initial=initial)
     placements, count = {}, 1
     for value in draw(st.permutations(program.values)):
-        allowed = [where for where in value.placements if host or where is not TensorPlacement.HOST]
+        allowed = [where for where in value.placements if gpu or where is not TensorPlacement.DEVICE]
         lasts = value.name == "initial"  # read at every layer: never made again where it can be kept
         some = draw(st.lists(st.sampled_from(allowed), min_size=1, max_size=4, unique=True))
         some = [TensorPlacement.RETAINED, TensorPlacement.DISK, TensorPlacement.RECOMPUTED] if lasts else some
@@ -69,11 +69,11 @@ def problems(draw: st.DrawFn) -> tuple[Program, StepProfile, TierRoom]:
         placements[value.name], count = tuple(some), count * number
     program = chain(widths, saved=saved, constant=constant, initial=initial, placements=placements)
     known = profile(
-        program, draw(st.lists(st.integers(0, 40), min_size=5, max_size=9)), draw(st.sampled_from([0.0, 0.5, 1.0])), host
+        program, draw(st.lists(st.integers(0, 40), min_size=5, max_size=9)), draw(st.sampled_from([0.0, 0.5, 1.0])), gpu
     )
     total = sum(value.nbytes for value in program.values)
     room = [int(total * draw(st.floats(low, 1))) for low in (0.02, 0.0, 0.3)]
-    return program, known, TierRoom(room[0], room[1] if host else 0, room[2])
+    return program, known, TierRoom(room[0], room[1] if gpu else 0, room[2])
 
 
 @settings(deadline=None, max_examples=60)
@@ -126,7 +126,7 @@ def test_more_memory_never_makes_a_plan_slower(problem: tuple[Program, StepProfi
     found = search(program, known, room.bytes)
     if found is None:
         return
-    larger = replace(room, device=int(more * room.device))
+    larger = replace(room, memory=int(more * room.memory))
     again = search(program, known, larger.bytes)
     assert again is not None
     before, after = (seconds_of(program, known, each.placement, own) for each, own in ((found, room), (again, larger)))
