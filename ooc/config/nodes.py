@@ -154,7 +154,7 @@ class TrainConfig(NodeConfig):
     )
     gpu_memory: Size | None = Field(
         default=None,
-        description="Memory of the GPU to take, such as 8GB, for feature rows too; by default what is free.",
+        description="Memory of the GPU to take, such as 8GB; by default what is free.",
     )
     sample_device: DeviceName = Field(
         default="auto",
@@ -277,7 +277,7 @@ class FullConfig(NodeConfig):
     disk: Size | None = Field(default=None, description="Disk space for intermediates, such as 50GB; by default what is free.")
     gpu_memory: Size | None = Field(
         default=None,
-        description="Memory of the GPU to take, such as 8GB, for intermediates too; by default what is free.",
+        description="Memory of the GPU to take, such as 8GB; by default what is free.",
     )
 
     @property
