@@ -83,19 +83,23 @@ class Ranks:
         return list(torch.split(found, list(counts)))
 
 
+ALONE = Ranks()
+"""one process"""
+
+
 @contextmanager
 def joined_ranks(device: torch.device | str = "cpu") -> Iterator[Ranks]:
     """The ranks of torch's process group, where one is initialized; else of torchrun's environment, whose group is left again
     at the end; else one process."""
     if not distributed.is_available():
-        yield Ranks()
+        yield ALONE
         return
     made = not distributed.is_initialized() and "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if made:
         backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
         distributed.init_process_group(backend, timeout=timedelta(seconds=JOIN_SECONDS))
     try:
-        yield _of_group() if distributed.is_initialized() else Ranks()
+        yield _of_group() if distributed.is_initialized() else ALONE
     finally:
         if made:
             distributed.destroy_process_group()

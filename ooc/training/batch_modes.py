@@ -47,6 +47,7 @@ from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import keep_large_blocks
 from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.pipeline import Stage
+from ooc.runtime.ranks import ALONE, Ranks
 from ooc.sampling.labor import Labor
 from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.dataset import Dataset
@@ -80,8 +81,8 @@ class BatchMode(NodeMode):
     """whether batches lack something that `met` counts"""
     traits: ClassVar[ModeTraits]
 
-    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
-        super().__init__(config, dataset)
+    def __init__(self, config: TrainConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
+        super().__init__(config, dataset, ranks)
         self.tables, self.table_shapes = EmbeddingTables(), table_shapes(config, dataset)
         self._check_types()
         if config.compile:

@@ -15,6 +15,7 @@ from ooc.history.history import Growth
 from ooc.loading.event_loader import EventLoader
 from ooc.metrics.links import EdgeBank, LinkScores
 from ooc.runtime.keyed_random import Purpose, key
+from ooc.runtime.ranks import ALONE, Ranks
 from ooc.sampling.negatives import GivenNegatives, Negatives, TgbNegatives
 from ooc.sampling.time_windows import NANOSECONDS, chronological, prefix
 from ooc.stores.dataset import Dataset
@@ -34,8 +35,8 @@ class EventMode(TimeMode):
     unit = "events"
     loaders: dict[str, EventLoader]
 
-    def __init__(self, config: EventsConfig, dataset: Dataset) -> None:
-        super().__init__(config, dataset)
+    def __init__(self, config: EventsConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
+        super().__init__(config, dataset, ranks)
         events = dataset.events
         self.columns = tuple(events.columns if config.columns is None else config.columns)
         self.memory: NodeMemory | None = None

@@ -35,6 +35,7 @@ from ooc.runtime.clock import write_trace
 from ooc.runtime.memory import keep_large_blocks, return_freed
 from ooc.runtime.memory_plan import beside_scores, plan_memory
 from ooc.runtime.messages import Pace
+from ooc.runtime.ranks import ALONE, Ranks
 from ooc.runtime.transfer import to_device
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
@@ -101,8 +102,8 @@ class FullMode(NodeMode):
     plans_disk = True
     steps_per_epoch = 1
 
-    def __init__(self, config: FullConfig, dataset: Dataset) -> None:
-        super().__init__(config, dataset)
+    def __init__(self, config: FullConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
+        super().__init__(config, dataset, ranks)
         self.budget = plan_memory(dataset, model_bytes(config, self.model))
         self.split_loss = SplitLoss(make_loss(config, dataset, self.task, self.device), dataset, config.train_split)
         self.model.train()

@@ -24,6 +24,7 @@ from ooc.planning.run_plan import Plan, RunFacts, plan
 from ooc.runtime.clock import write_trace
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import plan_graph_memory
+from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
@@ -40,8 +41,8 @@ class GraphMode(LabelMode):
 
     config: GraphConfig
 
-    def __init__(self, config: GraphConfig, dataset: Dataset) -> None:
-        super().__init__(config, dataset)
+    def __init__(self, config: GraphConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
+        super().__init__(config, dataset, ranks)
         self.model = graph_model(config, dataset, self.task).to(self.device)
         self.budget = plan_graph_memory(dataset, model_bytes(config, self.model))
         self.accumulate = config.accumulate

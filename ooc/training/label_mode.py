@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from ooc.config.labels import LabelConfig
 from ooc.metrics.tasks import Labelled, LabelTask
+from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.arrays.members import Members
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
@@ -25,8 +26,8 @@ class LabelMode(Mode):
 
     config: LabelConfig
 
-    def __init__(self, config: LabelConfig, dataset: Dataset) -> None:
-        super().__init__(config, dataset)
+    def __init__(self, config: LabelConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
+        super().__init__(config, dataset, ranks)
         self.task = self.check()
         self.monitor = config.monitor or self.task.monitor
 

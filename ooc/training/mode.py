@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ooc.config.base import RunConfig
 from ooc.history.history import Growth
 from ooc.runtime.memory_plan import MemoryPlan
+from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
@@ -89,8 +90,8 @@ class Mode(ABC):
     """batches whose gradients make one optimizer step"""
     rate: Rate = BATCHES
 
-    def __init__(self, config: RunConfig, dataset: Dataset) -> None:
-        self.config, self.dataset = config, dataset
+    def __init__(self, config: RunConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
+        self.config, self.dataset, self.ranks = config, dataset, ranks
         self.opened = ExitStack()
         """closes what the mode opens, the last first"""
         self.device = pick_device(self.auto_device if config.device == "auto" else config.device)

@@ -16,6 +16,7 @@ from ooc.metrics.tasks import LabelTask
 from ooc.models.pyg_models import degree_histogram
 from ooc.models.user_models import edge_dim_of
 from ooc.runtime.memory_plan import MemoryPlan
+from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
@@ -35,8 +36,8 @@ class NodeMode(LabelMode):
     config: NodeConfig
     exact: ExactScores | None = None
 
-    def __init__(self, config: NodeConfig, dataset: Dataset) -> None:
-        super().__init__(config, dataset)
+    def __init__(self, config: NodeConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
+        super().__init__(config, dataset, ranks)
         self.model = self._make_model()
 
     def check(self) -> LabelTask:

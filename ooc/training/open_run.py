@@ -13,6 +13,7 @@ from ooc.config.base import CONFIG, RunConfig, parse, saved_config
 from ooc.config.modes import class_of, trained_otherwise
 from ooc.models.dropout import STREAM
 from ooc.runtime.memory import MemoryMeter
+from ooc.runtime.ranks import Ranks, joined_ranks
 from ooc.runtime.restoring import settings_restored
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
@@ -41,11 +42,12 @@ def open_run(
     try:
         with (
             settings_restored(),
+            joined_ranks(config.device) as ranks,
             MemoryMeter("run") as meter,
             open_dataset(config) if dataset is None else nullcontext(dataset) as opened,
             closing(watchers),
         ):
-            run = compose(config, opened, watchers, meter, run_dir, saved, grown, resume)
+            run = compose(config, opened, watchers, meter, run_dir, saved, grown, resume, ranks)
             with closing(run.mode):
                 yield run
     except (OocError, OSError, MemoryError):
@@ -77,6 +79,7 @@ def compose(
     saved: dict[str, Any] | None,
     grown: bool,
     resumed: bool,
+    ranks: Ranks,
 ) -> Run:
     """Put the run together, and take up the checkpoint `saved` where there is one. resumed: whether one is expected.
 
@@ -87,7 +90,7 @@ def compose(
     if threads is not None:
         torch.set_num_threads(threads)
     check_types(config, dataset)
-    mode, growth = mode_of(config)(config, dataset), None
+    mode, growth = mode_of(config)(config, dataset, ranks), None
     with ExitStack() as refused:
         refused.enter_context(closing(mode))
         if saved:

@@ -21,6 +21,7 @@ from ooc.history.history import Growth, open_history
 from ooc.loading.collate import Gather
 from ooc.metrics.links import LinkScores
 from ooc.runtime.keyed_random import Purpose, key
+from ooc.runtime.ranks import ALONE, Ranks
 from ooc.runtime.transfer import to_device
 from ooc.sampling.time_windows import chronological, prefix, windows
 from ooc.stores.dataset import Dataset
@@ -49,8 +50,8 @@ class SnapshotMode(TimeMode):
     model: WindowNet
     loaders: dict[str, ForecastLoader]
 
-    def __init__(self, config: SnapshotsConfig, dataset: Dataset) -> None:
-        super().__init__(config, dataset)
+    def __init__(self, config: SnapshotsConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
+        super().__init__(config, dataset, ranks)
         events = dataset.events
         self.task = task_of(dataset, config.task, config.labels)
         self.windows = windows(events, *config.span, config.by)

@@ -25,6 +25,7 @@ from ooc.models.layers import evaluating
 from ooc.runtime.clock import write_trace
 from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.messages import Pace
+from ooc.runtime.ranks import ALONE, Ranks
 from ooc.sampling.negatives import Negatives, destinations_of, fallback_counts, negatives_of
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
@@ -61,8 +62,8 @@ class TimeMode(Mode):
     pace: Pace
     """reports how far passes without a step are"""
 
-    def __init__(self, config: EventsConfig | SnapshotsConfig, dataset: Dataset) -> None:
-        super().__init__(config, dataset)
+    def __init__(self, config: EventsConfig | SnapshotsConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
+        super().__init__(config, dataset, ranks)
         self.baselines = {}
         self.scores: dict[str, Scores] = {}
         """of the best model so far"""
