@@ -49,17 +49,17 @@ def _python(words: list[str], env: dict[str, str], outputs: "_Files") -> None:
 class Python:
     """A running `python -m MODULE ...` or `python -c CODE ...`; `wait` ends it.
 
-    into: a file descriptor that takes all output; by default `wait` returns it.
+    into: a file descriptor that takes all output; by default `wait` returns it. env: variables beside those of this process.
 
     >>> Python("-m", "ooc.cli", "info", "s.ooc").wait().returncode
     0
     """
 
-    def __init__(self, *words: str | Path, into: int | None = None) -> None:
+    def __init__(self, *words: str | Path, into: int | None = None, env: dict[str, str] | None = None) -> None:
         self._words = [str(word) for word in words]
         self._outputs = [tempfile.TemporaryFile("w+") for _ in range(2)]  # noqa: SIM115 - `wait` closes them
         files = _Files([each.fileno() if into is None else into for each in self._outputs])
-        self.process: BaseProcess = _context.Process(target=_python, args=(self._words, dict(os.environ), files))
+        self.process: BaseProcess = _context.Process(target=_python, args=(self._words, {**os.environ, **(env or {})}, files))
         self.process.start()
 
     def poll(self) -> int | None:

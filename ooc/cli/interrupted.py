@@ -1,5 +1,6 @@
 """What Ctrl-C says of a verb: how to continue."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -7,6 +8,11 @@ from ooc.stores.errors import OocError
 
 WHOLE_OR_NOT = "the change is in the store whole or not at all: `ooc info` shows which"
 RUN_AGAIN = "run the same command again to continue"
+
+
+def writes_here() -> bool:
+    """Whether this is the process, of those that torchrun has started, that prints what all of them did."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 class Interrupted(OocError):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from ooc.cli.interrupted import Interrupted
+from ooc.cli.interrupted import Interrupted, writes_here
 from ooc.stores.errors import OocError, OocWarning
 
 INTERRUPTED = 130
@@ -88,8 +88,10 @@ def _outcome(arguments: Sequence[str] | None) -> int:
             return _unread()
         raise
     except Interrupted as error:
-        return _fail(str(error), INTERRUPTED)
+        return _fail(str(error), INTERRUPTED) if writes_here() else INTERRUPTED
     except OocError as error:
+        if type(error).__name__ == "RankLost":  # that rank says why
+            return 2
         from ooc.cli.messages import name_flags
 
         return _fail(name_flags(str(error)))

@@ -9,7 +9,7 @@ import typer
 from ooc.cli.app import RUNS, StoreArgument, app, merge_appended
 from ooc.cli.flags import flags_of_modes, with_flags
 from ooc.cli.help import Verb, verb
-from ooc.cli.interrupted import RUN_AGAIN, after_ctrl_c
+from ooc.cli.interrupted import RUN_AGAIN, after_ctrl_c, writes_here
 from ooc.cli.messages import name_flags
 from ooc.config import topics
 from ooc.config.modes import applies, choice_of, classes, name_of, settings_of, suggested
@@ -66,7 +66,10 @@ def train(
     with after_ctrl_c(continuing):
         watcher = terminal_watcher(names_run=out is None and not resume)
         summary = run(settings, resume=resume, watcher=watcher, grown=grown)
-    steps = f"{settings.out}: {summary['total_steps']} steps; `ooc report {settings.out}` writes a report"
+    out = summary["config"]["out"]
+    steps = f"{out}: {summary['total_steps']} steps; `ooc report {out}` writes a report"
+    if not writes_here():
+        return
     print(*map(name_flags, score_lines(summary)), steps, sep="\n")
 
 

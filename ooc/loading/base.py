@@ -247,6 +247,11 @@ class BatchLoader(EpochLoader):
         """Steps an epoch; with `split_seeds`, the least number of batches."""
         return self._order.steps
 
+    @property
+    def own_steps(self) -> int:
+        """Steps of an epoch in which this rank has seeds; see `Order.own_steps`."""
+        return self._order.own_steps
+
     def set_epoch(self, epoch: int) -> None:
         """The next `iter` is this epoch, from its beginning, or from where `load_state_dict` left that same epoch."""
         if epoch != self._start.epoch:

@@ -179,6 +179,11 @@ class GraphLoader(EpochLoader):
         """Steps an epoch."""
         return self.order.steps
 
+    @property
+    def own_steps(self) -> int:
+        """Steps of an epoch in which this rank has graphs; see `GraphOrder.own_steps`."""
+        return self.order.own_steps
+
     def set_epoch(self, epoch: int) -> None:
         """The next `iter` is this epoch, from its beginning, or from where `load_state_dict` left that same epoch."""
         if epoch != self._start.epoch:

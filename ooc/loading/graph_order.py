@@ -45,6 +45,13 @@ class GraphOrder:
         """Steps of an epoch, the same for all ranks."""
         return steps_of(self.count, self.batch_size, self.drop_last, self.world_size)
 
+    @property
+    def own_steps(self) -> int:
+        """Those in which this rank has graphs: all but the last one, where that has fewer graphs than there are ranks."""
+        steps = self.steps
+        first, last = self.batch(steps - 1) if steps else (0, 1)
+        return steps - (first == last)
+
     def batch(self, step: int) -> tuple[int, int]:
         """First and last place, in the order of an epoch, of this rank's batch."""
         full = self.count // (self.batch_size * self.world_size)

@@ -62,6 +62,9 @@ class Order:
     """whether the seed came from torch's generator; see `ooc.loading.ranks.SeedShare`"""
     batch_dependency: int = 1
     """for how many batches, over all epochs, draws depend on one another; see `Labor`"""
+    draws_by_rank: bool = False
+    """whether ranks draw differently, as where a batch is drawn without seeds. Otherwise a node's draw is the same on all ranks,
+    and in one process that has their batches together"""
 
     def positions(self, cursor: Cursor) -> Ids:
         return seeds_of(
@@ -73,13 +76,21 @@ class Order:
 
     @property
     def steps(self) -> int:
-        """Of an epoch."""
+        """Of an epoch, the same on all ranks."""
         return steps_of(len(self.nodes), self.batch_size, self.drop_last, self.world_size)
 
+    @property
+    def own_steps(self) -> int:
+        """Those in which this rank has seeds: all but the last one, where that has fewer seeds than there are ranks."""
+        steps = self.steps
+        left = len(self.nodes) - (steps - 1) * self.batch_size * self.world_size
+        return steps - (steps > 0 and left * self.rank // self.world_size == left * (self.rank + 1) // self.world_size)
+
     def key(self, cursor: Cursor) -> Key:
+        rank = self.rank if self.draws_by_rank else 0
         if self.batch_dependency == 1:
-            return key(self.seed, Purpose.SAMPLE, cursor.epoch, cursor.step, self.rank)
-        return batch_key(self.seed, self.rank, cursor.epoch * self.steps + cursor.step, self.batch_dependency)
+            return key(self.seed, Purpose.SAMPLE, cursor.epoch, cursor.step, rank)
+        return batch_key(self.seed, rank, cursor.epoch * self.steps + cursor.step, self.batch_dependency)
 
 
 class SamplePlace(NamedTuple):

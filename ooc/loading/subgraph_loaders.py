@@ -394,7 +394,7 @@ class SaintLoader(SubgraphLoader):
         self._counting = folder, norm_seed, sample_coverage, self._norm_of, engine
         super().__init__(
             data,
-            Order(InputNodes(steps * share.world_size), 1, False, drop_last=False, **share._asdict()),
+            Order(InputNodes(steps * share.world_size), 1, False, drop_last=False, **share._asdict(), draws_by_rank=True),
             train,
             num_layers=num_layers,
             transform=transform,

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ooc.runtime.ranks import Ranks
+
 
 class ClassCounts:
     """Accuracy, precision, recall and F1 from true and false positives and negatives of every class or label, int64[C].
@@ -40,6 +42,11 @@ class ClassCounts:
         self._false += false
         self._missed += missed
         self._rest += len(target) - true - false - missed
+
+    def merge(self, ranks: Ranks) -> None:
+        """Add what the other ranks have counted."""
+        for each in (self._true, self._false, self._missed, self._rest):
+            ranks.sum(each)
 
     def compute(self) -> dict[str, Tensor]:
         """Return the scores, float32 each, means over classes as NAME_macro; 0 where nothing is counted."""
@@ -82,6 +89,12 @@ class ExactRanking:
     def update(self, probability: Tensor, target: Tensor) -> None:
         """Add a batch; see `ClassCounts.update`."""
         self._kept.append((probability, target))
+
+    def merge(self, ranks: Ranks) -> None:
+        """Take the probabilities of all ranks."""
+        if not ranks.alone:
+            of_ranks = ranks.gather([(probability.cpu(), target.cpu()) for probability, target in self._kept])
+            self._kept = [each for kept in of_ranks for each in kept]
 
     def compute(self) -> dict[str, Tensor]:
         """Return the scores, float32[C] each, 0 or NaN for a class without positives or without negatives."""

@@ -33,6 +33,10 @@ class LinkLoss:
             raise ConfigError(f"loss {name!r} is unknown: use one of {', '.join(get_args(LinkLossName))}")
         self.name = name
 
+    def weight(self, links: int, negatives: int) -> float:
+        """Return how many terms the mean of so many links and negatives has; in all, those of "bpr" are a negative's."""
+        return {"bce": links + negatives, "bpr": negatives}.get(self.name, links)
+
     def __call__(self, positive: Tensor, negative: Tensor, known: Tensor | None = None) -> Tensor:
         """Return the mean loss.
 

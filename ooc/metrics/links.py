@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ooc.graph.relabel import RelabelTable
 from ooc.runtime.messages import Pace
+from ooc.runtime.ranks import Ranks
 from ooc.stores.arrays.rows import AnyArray
 from ooc.stores.errors import ConfigError, OocError
 from ooc.stores.events import Events
@@ -43,6 +44,7 @@ class LinkScores:
     def __init__(self, max_bytes: int = PAIR_BYTES, folder: Path | None = None) -> None:
         self._pairs = Pairs(max_bytes, folder)
         self._events = 0
+        self._of_pairs: tuple[float, float] | None = None
         self._inverse = torch.zeros((), dtype=torch.float64)
         self._within = torch.zeros(len(HITS), dtype=torch.float64)
 
@@ -63,11 +65,23 @@ class LinkScores:
         if negative.size(1) == 1:
             self._pairs.add(positive.numpy(), negative[:, 0].numpy())
 
+    def merge(self, ranks: Ranks) -> None:
+        """Add what the other ranks have collected; the pairs go to rank 0, which computes what depends on them for all."""
+        if ranks.alone:
+            return
+        self._events = sum(ranks.gather(self._events))
+        ranks.sum(self._inverse)
+        ranks.sum(self._within)
+        self._pairs.merge(ranks)
+        self._of_pairs = ranks.decided(lambda: self._pairs.compute() if self._pairs.count else None)
+
     def compute(self) -> dict[str, float]:
         """Return mrr, hits@k and, with one negative per event, ap and auroc; empty without events."""
         if not self._events:
             return {}
-        scores = dict(zip(("ap", "auroc"), self._pairs.compute(), strict=True)) if self._pairs.count else {}
+        if self._of_pairs is None and self._pairs.count:
+            self._of_pairs = self._pairs.compute()
+        scores = {} if self._of_pairs is None else dict(zip(("ap", "auroc"), self._of_pairs, strict=True))
         scores["mrr"] = float(self._inverse / self._events)
         within = (self._within / self._events).tolist()
         return scores | {f"hits@{k}": share for k, share in zip(HITS, within, strict=True)}
@@ -94,17 +108,35 @@ class Pairs:
 
     def add(self, true: NDArray[np.float32], false: NDArray[np.float32]) -> None:
         """Add scores, float32[k] each, without NaN."""
+        for start in range(0, len(true), self._capacity):
+            part = slice(start, start + self._capacity)
+            self._add(np.stack([_ordered(true[part]), _ordered(false[part])]))
+
+    def _add(self, given: Keys) -> None:
         if not self._buffer.size:
             self._buffer = np.empty((2, self._capacity), np.uint32)  # pages are allocated when written
         start = 0
-        while start < len(true):
-            part = slice(start, start + self._capacity - self._filled)
-            keys = np.stack([_ordered(true[part]), _ordered(false[part])])
+        while start < given.shape[1]:
+            keys = given[:, start : start + self._capacity - self._filled]
             start, end = start + keys.shape[1], self._filled + keys.shape[1]
             self._buffer[:, self._filled : end] = keys
             self._filled = end
             if self._filled == self._capacity:
                 self._spill()
+
+    def merge(self, ranks: Ranks) -> None:
+        """Give rank 0 the scores of all ranks, a run of each at a time."""
+        for number in range(max(ranks.gather(self._spilled + 1))):
+            there = self._run(number) if number <= self._spilled else self._buffer[:, :0]
+            for rank, keys in enumerate(ranks.gather(there)):
+                if ranks.first and rank:
+                    self._add(keys)
+
+    def _run(self, number: int) -> Keys:
+        """The keys of a spilled run, or of the buffer behind the last one."""
+        if number == self._spilled:
+            return self._buffer[:, : self._filled].copy()
+        return np.array(np.memmap(self._file, np.uint32, "r", number * 8 * self._capacity, (2, self._capacity)))
 
     def _spill(self) -> None:
         """Write the buffered keys to the file as a sorted run."""

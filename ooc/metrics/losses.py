@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 
@@ -37,6 +38,10 @@ class LabelLoss(ABC):
     def part(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the sum over the known labels of some rows; divided by the `weight` of all labels, these sum to the mean."""
         return self._each(outputs.float(), labels, self.known(labels)).sum()
+
+    def weighed(self, labels: Tensor) -> Tensor:
+        """Return `weight` as a float64 scalar where the labels are; the host does not wait for a GPU."""
+        return self.known(labels).sum(dtype=torch.float64)
 
     def weight(self, labels: Tensor) -> float:
         """Weight of these labels in a mean: the number of known ones."""

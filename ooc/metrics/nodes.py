@@ -15,6 +15,7 @@ from torch import Tensor
 from ooc.metrics.class_scores import ClassCounts, ExactRanking
 from ooc.metrics.losses import LabelLoss
 from ooc.runtime.determinism import order_free
+from ooc.runtime.ranks import Ranks
 from ooc.stores.errors import ConfigError
 
 EXACT_SCORES = 1 << 22
@@ -94,6 +95,12 @@ class Loss(LabelLoss):
         known = known_labels(labels)
         return float(self.class_weights.cpu()[labels[known].long()].sum(dtype=torch.float64))
 
+    def weighed(self, labels: Tensor) -> Tensor:
+        if self.task != "multiclass" or self.class_weights is None:
+            return super().weighed(labels)
+        known = known_labels(labels)
+        return (self.class_weights[torch.where(known, labels, 0).long()].double() * known).sum()
+
     def _crossed(self, logits: Tensor, labels: Tensor, known: Tensor, reduction: str) -> Tensor:
         """Cross entropy of the known labels; 0 for the others, where each row has its own."""
         labels = torch.where(known, labels.long(), _UNKNOWN)
@@ -157,6 +164,10 @@ class BinnedRanking:
         channels = self._counts.shape[1]
         cell = (positive * channels + torch.arange(channels, device=odds.device)) * BINS + bins_of(odds)
         self._counts += torch.bincount(cell[known], minlength=self._counts.numel()).view_as(self._counts)
+
+    def merge(self, ranks: Ranks) -> None:
+        """Add what the other ranks have counted."""
+        ranks.sum(self._counts)
 
     def compute(self) -> dict[str, Tensor]:
         """Return the scores, float64[C] each; NaN for a class without positives or without negatives."""
@@ -249,6 +260,16 @@ class Scores:
             self._ranking.update(log_odds(logits, self.task).view_as(positive), positive, known)
         else:
             self._ranking.update(probability, target)
+
+    def merge(self, ranks: Ranks) -> None:
+        """Add what the other ranks have collected, so that all have the scores of all batches."""
+        sums = torch.tensor([self._loss_sum, self._known], dtype=torch.float64, device=self._positives.device)
+        loss, known = ranks.sum(sums).tolist()
+        self._loss_sum, self._known = loss, round(known)
+        ranks.sum(self._positives)
+        ranks.sum(self._negatives)
+        self._counts.merge(ranks)
+        self._ranking.merge(ranks)
 
     @order_free()
     def compute(self) -> dict[str, float | None]:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ooc.metrics.losses import LabelLoss
+from ooc.runtime.ranks import Ranks
 
 NUMBERS_AT_ONCE = 1 << 18
 """outputs that are scored at once, in up to ten arrays of float64"""
@@ -64,6 +65,22 @@ class DeterminationScore:
         self._square += moved.square().sum(0)
         self._residual += torch.where(known, labels - outputs, 0).square().sum(0)
 
+    def merge(self, ranks: Ranks) -> None:
+        """Add what the other ranks have collected; sums are moved to the first shift that a rank has."""
+        if ranks.alone:
+            return
+        own = torch.stack([self._shift, self._count, self._sum, self._square, self._residual]).cpu()
+        of_ranks = torch.stack(ranks.gather(own))
+        shifts = of_ranks[:, 0]
+        known = ~shifts.isnan()
+        shift = shifts.gather(0, known.int().argmax(0)[None])[0]
+        count, total, square, residual = of_ranks[:, 1:].unbind(1)
+        moved = torch.where(known, shifts - shift, 0)
+        square = square + 2 * moved * total + count * moved.square()
+        found = shift, count.sum(0), (total + count * moved).sum(0), square.sum(0), residual.sum(0)
+        device = self._shift.device
+        self._shift, self._count, self._sum, self._square, self._residual = (each.to(device) for each in found)
+
     def compute(self) -> float:
         """Return the mean over the targets with two different known values, NaN if there are none."""
         total = self._square - self._sum.square() / self._count.clamp(min=1)
@@ -102,6 +119,15 @@ class RegressionScores:
         self._squares += (error * error).sum()
         self._sizes += error.abs().sum()
         self._r2.update(outputs, labels, known)
+
+    def merge(self, ranks: Ranks) -> None:
+        """Add what the other ranks have collected, so that all have the scores of all batches."""
+        sums = torch.tensor([self._loss_sum, self._known], dtype=torch.float64, device=self._squares.device)
+        loss, known = ranks.sum(sums).tolist()
+        self._loss_sum, self._known = loss, round(known)
+        self._squares = ranks.sum(self._squares.clone())
+        self._sizes = ranks.sum(self._sizes.clone())
+        self._r2.merge(ranks)
 
     def compute(self) -> dict[str, float | None]:
         """Return every score, None if it is undefined: no known target, none that varies (r2), or no finite number."""

@@ -12,6 +12,7 @@ from ooc.config.labels import LabelConfig
 from ooc.metrics import nodes as classes
 from ooc.metrics.losses import LabelLoss
 from ooc.metrics.numbers import SCORES, LossName, RegressionLoss, RegressionScores
+from ooc.runtime.ranks import Ranks
 from ooc.stores.errors import ConfigError
 from ooc.stores.manifest import Task
 
@@ -36,6 +37,9 @@ class LabelScores(Protocol):
 
     def update(self, outputs: Tensor, labels: Tensor) -> None:
         """Add a batch: outputs [b, channels], labels [b] or [b, channels]."""
+
+    def merge(self, ranks: Ranks) -> None:
+        """Add what the other ranks have collected."""
 
     def compute(self) -> dict[str, float | None]:
         """Return every score by name, None if it is undefined."""

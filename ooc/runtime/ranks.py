@@ -5,17 +5,28 @@ collective returns at once. A `Ranks` is made when a run is opened and passed on
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
+from ooc.stores.errors import OocError
+
 JOIN_SECONDS = 300.0
 """how long a rank waits for the others to start"""
+WORK_DAYS = 7
+"""how long one waits for another that works alone, as on exact scores; one that ends is noticed at once, by its connection"""
+_LOST = ("gloo", "nccl", "connection", "socket")
+"""words of what torch raises where a process at the other end is gone"""
+Found = TypeVar("Found")
+
+
+class RankLost(OocError):
+    """Another process of the run has ended; its own message says why. The command line prints nothing of it."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,8 @@ class Ranks:
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
+    group: Any = field(default=None, compare=False, repr=False)
+    """torch's process group, None for the default one"""
 
     @property
     def alone(self) -> bool:
@@ -46,20 +59,20 @@ class Ranks:
     def sum(self, values: Tensor) -> Tensor:
         """The sum of all ranks' `values`, in place; the same bits on every rank."""
         if not self.alone:
-            distributed.all_reduce(values)
+            distributed.all_reduce(values, group=self.group)
         return values
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         if not self.alone:
-            distributed.barrier()
+            distributed.barrier(group=self.group)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's `value` (picklable), by rank, on all ranks."""
         if self.alone:
             return [value]
         found: list[Any] = [None] * self.world_size
-        distributed.all_gather_object(found, value)
+        distributed.all_gather_object(found, value, group=self.group)
         return found
 
     def broadcast(self, value: Any) -> Any:
@@ -67,8 +80,54 @@ class Ranks:
         if self.alone:
             return value
         found = [value]
-        distributed.broadcast_object_list(found, src=0)
+        distributed.broadcast_object_list(found, src=0, group=self.group)
         return found[0]
+
+    def any(self, *flags: bool) -> list[bool]:
+        """Which of the flags some rank has set; the same on all ranks."""
+        if self.alone:
+            return list(flags)
+        return [bool(each) for each in self.sum(torch.tensor(flags, dtype=torch.int32, device=self._place))]
+
+    def decided(self, work: Callable[[], Found]) -> Found:
+        """What `work` returns on rank 0, which does it alone, on all ranks. Where it raises, the others raise `RankLost`."""
+        if self.alone:
+            return work()
+        found, error = None, None
+        if self.first:
+            try:
+                found = work()
+            except Exception as raised:
+                error = raised
+        found, failed = self.broadcast((found, error is not None))
+        if error is not None:
+            raise error
+        if failed:
+            raise RankLost("rank 0 has ended; its message says why")
+        return found  # type: ignore[return-value]
+
+    def together(self, work: Callable[[], Found]) -> Found:
+        """What `work`, which has no collective of its own, returns here, once it is done on all ranks. Where it raises on some,
+        the first of these raises that, and all others `RankLost`: so no rank waits, and one line says what is wrong."""
+        if self.alone:
+            return work()
+        found, error = None, None
+        try:
+            found = work()
+        except Exception as raised:
+            error = raised
+        failed = self.gather(error is not None)
+        if error is not None and failed.index(True) == self.rank:
+            raise error
+        if any(failed):
+            raise RankLost(f"rank {failed.index(True)} has ended; its message says why") from error
+        return found  # type: ignore[return-value]
+
+    @property
+    def _place(self) -> torch.device:
+        """Where values are that the group's backend takes."""
+        on_cpu = "cpu" in distributed.get_backend_config(self.group)
+        return torch.device("cpu" if on_cpu else "cuda")
 
     def exchange(self, parts: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
         """Send rows parts[r] ([n_r, ...], all of one width and type) to rank r, and return what each rank sent to this one.
@@ -79,7 +138,7 @@ class Ranks:
             return [parts[0]]
         given = torch.cat(list(parts))
         found = given.new_empty(sum(counts), *given.shape[1:])
-        distributed.all_to_all_single(found, given, list(counts), [len(part) for part in parts])
+        distributed.all_to_all_single(found, given, list(counts), [len(part) for part in parts], group=self.group)
         return list(torch.split(found, list(counts)))
 
 
@@ -88,25 +147,47 @@ ALONE = Ranks()
 
 
 @contextmanager
-def joined_ranks(device: torch.device | str = "cpu") -> Iterator[Ranks]:
+def joined_ranks(device: str = "cpu") -> Iterator[Ranks]:
     """The ranks of torch's process group, where one is initialized; else of torchrun's environment, whose group is left again
-    at the end; else one process."""
+    at the end; else one process.
+
+    device: auto, cpu or cuda. With several GPUs each rank of a host has its own, by `LOCAL_RANK`. Raises RankLost where another
+    process ends first.
+    """
     if not distributed.is_available():
         yield ALONE
         return
     made = not distributed.is_initialized() and "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if made:
-        backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
-        distributed.init_process_group(backend, timeout=timedelta(seconds=JOIN_SECONDS))
     try:
-        yield _of_group() if distributed.is_initialized() else ALONE
+        group = _join(device) if made else None
+        yield _of_group(group) if distributed.is_initialized() else ALONE
+    except (RuntimeError, distributed.DistError) as error:
+        if not distributed.is_initialized() or not _is_lost(error):
+            raise
+        raise RankLost("another process of the run has ended; its message says why") from error
     finally:
-        if made:
+        if made and distributed.is_initialized():
             distributed.destroy_process_group()
 
 
-def _of_group() -> Ranks:
+def _join(device: str) -> Any:
+    """Join torchrun's processes; the group that they work in, which waits longer for a rank than joining does."""
+    on_gpu = device != "cpu" and torch.cuda.is_available() and distributed.is_nccl_available()
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if on_gpu and local < torch.cuda.device_count():
+        torch.cuda.set_device(local)
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timedelta(seconds=JOIN_SECONDS))
+    return distributed.new_group(timeout=timedelta(days=WORK_DAYS))
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether an error is torch's of a process that is gone."""
+    text = str(error).lower()
+    return isinstance(error, distributed.DistError) or any(word in text for word in _LOST)
+
+
+def _of_group(group: Any) -> Ranks:
     """Those of the process group; the places on the host are torchrun's, one host where it says nothing."""
     rank, size = distributed.get_rank(), distributed.get_world_size()
     local = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    return Ranks(rank, size, *local)
+    return Ranks(rank, size, *local, group)

@@ -55,6 +55,7 @@ from ooc.stores.errors import ConfigError
 from ooc.stores.process import resident_bytes
 from ooc.training import checkpoint, summary
 from ooc.training.build import device_model_bytes, make_optimizer, model_bytes, table_shapes
+from ooc.training.data_parallel import shared_batches
 from ooc.training.mode import RunContext, RunState, Scores
 from ooc.training.node_mode import EXACT_FOLDER, NodeMode, make_loss
 
@@ -105,6 +106,9 @@ class BatchMode(NodeMode):
 
     def _check_types(self) -> None:
         """Raise ConfigError for settings that do not apply to the types of nodes that the store has."""
+        if self.table_shapes and not self.ranks.alone:
+            names = ", ".join(self.table_shapes)
+            raise ConfigError(f"the embedding tables of {names} are trained in one process: start it without torchrun")
         if self.dataset.is_hetero and self.config.compile:
             raise ConfigError("compile = true does not apply to heterogeneous graphs: leave it out")
         if self.table_shapes and self.config.precision == "fp16":
@@ -187,6 +191,10 @@ class BatchMode(NodeMode):
         """What of a batch has the labels and the number of its seeds."""
         return batch[self.nodes.name] if self.dataset.is_hetero else batch
 
+    def _share(self) -> dict[str, Any]:
+        """Options of the loaders: this rank's share of each step's seeds, and batches without what no model reads."""
+        return {**WHOLE, "rank": self.ranks.rank, "world_size": self.ranks.world_size}
+
     def _sampling(self) -> dict[str, Any]:
         config = self.config
         common: dict[str, Any] = {"replace": config.replace, "weight_attr": config.weight_attr, "device": self.device}
@@ -196,7 +204,7 @@ class BatchMode(NodeMode):
             common["beside"] = bytes_per_node(self.table_shapes, config.optimizer, *rooms)
         return {
             **common,
-            **WHOLE,
+            **self._share(),
             "budget": self.budget,
             "pre_aggregation": pre_aggregation_of(self.model),
             "edge_features": self.edge_features,
@@ -215,7 +223,7 @@ class BatchMode(NodeMode):
             "edge_features": self.edge_features,
             "sample_threads": config.sample_threads or 1,
         }
-        return {"input_nodes": config.train_split, **model, **WHOLE, **common}
+        return {"input_nodes": config.train_split, **model, **self._share(), **common}
 
     @property
     def steps_per_epoch(self) -> int:
@@ -273,7 +281,7 @@ class BatchMode(NodeMode):
 
     def prepare(self) -> None:
         """The plan of a run that has not begun, and then its embedding tables, whose disk space no plan takes."""
-        if self.config.plan and not self.run.state.total_steps:
+        if self.config.plan and not self.run.state.total_steps and self.ranks.first:
             made = self.predict(TRAIN_SECONDS, variants=False)
             checkpoint.write_json(self.config.out / checkpoint.PLAN, made.asdict())
             self.run.watchers.note(f"plan: {made}")
@@ -282,9 +290,7 @@ class BatchMode(NodeMode):
 
     def batches(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
         self._begin_batches()
-        self.loader.load_state_dict({"epoch": epoch, "step": step})
-        self.loader.stop_before(stop)
-        return iter(self.loader)
+        return shared_batches(self.loader, self.loader.own_steps, epoch, step, stop)
 
     def _begin_batches(self) -> None:
         if self.exact is not None:
@@ -302,6 +308,11 @@ class BatchMode(NodeMode):
             logits = self.forward(batch)
         seeds = self._seeds(batch)
         return self.loss_of(logits, self.labels_in(batch), getattr(seeds, "node_norm", None))
+
+    def weight(self, batch: Any) -> Tensor:
+        """See `Mode`; each of GraphSAINT's subgraphs stands for the whole graph."""
+        weighed = getattr(self._seeds(batch), "node_norm", None) is not None
+        return super().weight(batch) if weighed else self.loss_of.weighed(self.labels_in(batch))
 
     def outputs(self, model: torch.nn.Module, batch: Any) -> Tensor:
         """What a model predicts for the labelled of a batch, where it is scored."""
@@ -330,6 +341,7 @@ class BatchMode(NodeMode):
             return None
         scores = self.task.scores(loader.num_seeds, self.device)
         loader.set_epoch(epoch)
+        loader.stop_before(loader.own_steps)
         with evaluating(self.model):
             for batch in loader:
                 batch = batch.to(self.device, non_blocking=True)
@@ -337,6 +349,7 @@ class BatchMode(NodeMode):
                     self.tables.pull(batch)
                     logits = self.outputs(self.model, batch)
                 scores.update(logits, self.labels_in(batch))
+        scores.merge(self.ranks)
         return scores.compute()
 
     def state(self, cursor: RunState) -> dict[str, Any]:
@@ -424,6 +437,7 @@ class BatchMode(NodeMode):
     def _twin(self) -> Self:
         """The mode with another model of the same shape."""
         other = copy(self)
+        other.ranks = ALONE
         other.model = self._make_model()
         other.tables = EmbeddingTables.trial(self.table_shapes, self.config.seed, self.config.optimizer)
         other.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.precision == "fp16")
@@ -482,6 +496,7 @@ class BatchMode(NodeMode):
 class SampledMode(BatchMode):
     """Sampled neighborhoods; see `Mode`."""
 
+    ranked = True
     prefers_exact = False
     pools = True
     typed = True
@@ -518,7 +533,7 @@ class SampledMode(BatchMode):
 
     @property
     def seeds_per_step(self) -> int:
-        return self.config.batch_size
+        return self.config.batch_size * self.ranks.world_size
 
 
 def fan_outs_of(fanout: list[int] | dict[str, list[int]], dataset: Dataset) -> Any:
@@ -568,6 +583,8 @@ class PartMode(BatchMode):
 class ClusterMode(PartMode):
     """Parts, and the edges between those of a batch; see `Mode`."""
 
+    ranked = True
+
     def _make_loader(self) -> BatchLoader:
         config = self.config
         parts: dict[str, Any] = {"shuffle": True, "num_parts": config.parts}
@@ -582,6 +599,7 @@ class ClusterMode(PartMode):
 class SaintMode(BatchMode):
     """GraphSAINT's random subgraphs, whose coefficients are kept in the run's directory; see `Mode`."""
 
+    ranked = True
     loader: SaintLoader
     node_bytes = 4
     """how often it came"""

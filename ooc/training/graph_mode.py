@@ -30,6 +30,7 @@ from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.training.build import make_model, make_optimizer, model_bytes
 from ooc.training.callbacks import Rate
+from ooc.training.data_parallel import shared_batches
 from ooc.training.label_mode import LabelMode, task_of_labels
 from ooc.training.mode import RunContext, RunState, Scores
 
@@ -39,6 +40,7 @@ LABELS_AT_ONCE = 2**18
 class GraphMode(LabelMode):
     """Training on the graphs of a split; see `Mode`."""
 
+    ranked = True
     config: GraphConfig
 
     def __init__(self, config: GraphConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
@@ -82,8 +84,8 @@ class GraphMode(LabelMode):
             exclude_keys=unread(self.model, self.dataset, labels=True),
             shuffle_block=config.shuffle_block,
             seed=config.seed if shuffle else key(config.seed, Purpose.EVALUATE) >> 1,
-            rank=0,
-            world_size=1,
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
             device=self.device,
             budget=self.budget,
         )
@@ -94,7 +96,7 @@ class GraphMode(LabelMode):
 
     @property
     def seeds_per_step(self) -> int:
-        return self.config.batch_size
+        return self.config.batch_size * self.ranks.world_size
 
     @classmethod
     def planned(cls, config: RunConfig) -> RunConfig:
@@ -129,6 +131,7 @@ class GraphMode(LabelMode):
     def _twin(self) -> Self:
         """The mode with another model of the same shape."""
         other = copy(self)
+        other.ranks = ALONE
         other.model = graph_model(self.config, self.dataset, self.task).to(self.device)
         other.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.precision == "fp16")
         return other
@@ -157,15 +160,16 @@ class GraphMode(LabelMode):
         return self.dataset.reading("x") if self.dataset.num_features else "without features"
 
     def batches(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
-        self.loader.load_state_dict({"epoch": epoch, "step": step})
-        self.loader.stop_before(stop)
-        return iter(self.loader)
+        return shared_batches(self.loader, self.loader.own_steps, epoch, step, stop)
 
     def loss(self, batch: Any) -> Tensor:
         """The mean over the batch's labelled graphs."""
         with autocast(self.device, self.config.precision):
             outputs = forward_graphs(self.model, batch)
         return self.loss_of(outputs, batch.y)
+
+    def weight(self, batch: Any) -> Tensor:
+        return self.loss_of.weighed(batch.y)
 
     def score(self, split: str, epoch: int) -> Scores | None:
         """See `LabelMode`."""
@@ -174,11 +178,13 @@ class GraphMode(LabelMode):
             return None
         scores = self.task.scores(len(loader.graphs), self.device)
         loader.set_epoch(epoch)
+        loader.stop_before(loader.own_steps)
         with evaluating(self.model):
             for batch in loader:
                 with autocast(self.device, self.config.precision):
                     outputs = forward_graphs(self.model, batch)
                 scores.update(outputs, batch.y)
+        scores.merge(self.ranks)
         return scores.compute()
 
     def state(self, cursor: RunState) -> dict[str, Any]:

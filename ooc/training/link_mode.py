@@ -15,6 +15,7 @@ from ooc.loading.base import BatchLoader
 from ooc.loading.link_neighbor_loader import LinkNeighborLoader
 from ooc.loading.link_type import edge_type_of
 from ooc.loading.neighbor_loader import NeighborLoader
+from ooc.loading.ranks import WHOLE
 from ooc.loading.stored_edge_split import StoredEdgeSplit
 from ooc.metrics.link_losses import LinkLoss
 from ooc.metrics.links import LinkScores
@@ -169,6 +170,15 @@ class LinkMode(SampledMode):
             every = score.every(src_rows[source.src_index], dst_rows[shared])  # type: ignore[operator, union-attr]
             return self.loss_of(positive, every, shared[None] == target.dst_pos_index[:, None])
 
+    def weight(self, batch: Any) -> Tensor:
+        links, (source, _), (target, _) = self._sides(batch, dict.fromkeys(self.edge_type))
+        if "edge_label" in links:
+            true, every = len(links.input_id), len(links.edge_label)
+        else:
+            true = len(source.src_index)
+            every = true + target.dst_neg_index.numel()
+        return torch.tensor(self.loss_of.weight(true, every - true), device=self.device)
+
     def _triplets(self, batch: Any, rows: Any) -> tuple[Tensor, Tensor]:
         """Scores of links [b], and of their own negatives [b, m]."""
         _, (source, src_rows), (target, dst_rows) = self._sides(batch, rows)
@@ -183,6 +193,7 @@ class LinkMode(SampledMode):
             return None
         pairs, ranks = (LinkScores(folder=self.config.out) for _ in range(2))
         loader.set_epoch(0)
+        loader.stop_before(loader.own_steps)
         with evaluating(self.model):
             for batch in loader:
                 batch = batch.to(self.device, non_blocking=True)
@@ -191,6 +202,8 @@ class LinkMode(SampledMode):
                     positive, negative = self._triplets(batch, forward_batch(self.model, batch))
                 pairs.update(positive, negative[:, :1])
                 ranks.update(positive, negative)
+        for each in (pairs, ranks):
+            each.merge(self.ranks)
         return {**pairs.compute(), **ranks.compute()}
 
     def final_scores(self) -> dict[str, Scores]:
@@ -200,7 +213,7 @@ class LinkMode(SampledMode):
             return found
         decoder: Any = self.model.link_decoder
         with self.run.measure("ranking"), self.run.booked("evaluate_seconds"):
-            ranked = self._rankings().scores(found, self._embedded, decoder)
+            ranked = self.ranks.decided(lambda: self._rankings().scores(found, self._embedded, decoder))
         return {part: {**scores, **ranked[part]} for part, scores in found.items()}
 
     def _rankings(self) -> LinkRankings:
@@ -220,7 +233,7 @@ class LinkMode(SampledMode):
             batch_size=config.eval_batch_size or config.batch_size,
             seed=key(config.seed, Purpose.RANKING) >> 1,
             edge_split=(self.edge_type, self.split),
-            **self._sampling(),
+            **{**self._sampling(), **WHOLE},
         )
         loader.keeps_blocks = self.loader.keeps_blocks
         if self.tables:

@@ -20,7 +20,7 @@ from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.io.working import scratch_folder
 from ooc.training.callbacks import Callback
-from ooc.training.open_run import open_run
+from ooc.training.open_run import nearest_folder, open_run
 from ooc.training.registry import mode_of
 from ooc.training.run import Run
 from ooc.training.watchers import Watchers
@@ -76,7 +76,7 @@ def plan(config: RunConfig) -> Any:
 
     >>> plan(TrainConfig(store="papers.ooc", out="run", memory="2GB")).prediction.seconds_per_epoch
     """
-    above = next(folder for folder in Path(config.out).resolve().parents if folder.is_dir())  # its disk is the run's
+    above = nearest_folder(config.out)
     with (
         scratch_folder(above if mode_of(config).plans_disk else None, "ooc-plan") as folder,
         planning(config, folder / "run") as mode,
@@ -128,7 +128,7 @@ def train_epoch(run: Run) -> None:
             if step == first and step + mode.accumulate > stop and stop < mode.steps_per_epoch:
                 run.checkpoint()
             torch.manual_seed(key(config.seed, Purpose.TORCH, state.epoch, step) >> 1)
-            loss = mode.step(batch, last - first)
+            loss = mode.step(batch, last - first, step + 1 == last)
             if step + 1 == last:
                 mode.update(run.optimizer)
             run.end_step(loss)

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -18,6 +19,7 @@ from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.training.build import pick_device, use_tf32
 from ooc.training.callbacks import BATCHES, Rate
+from ooc.training.data_parallel import GlobalStep
 from ooc.training.watchers import Watchers
 
 Scores = dict[str, float | None]
@@ -75,6 +77,8 @@ class Mode(ABC):
     """what --device auto means"""
     typed: ClassVar[bool] = False
     """whether it trains on heterogeneous graphs too"""
+    ranked: ClassVar[bool] = False
+    """whether several processes train together"""
     plans_disk: ClassVar[bool] = False
     """whether a plan measures the disk that the run's directory is on"""
 
@@ -94,7 +98,16 @@ class Mode(ABC):
         self.config, self.dataset, self.ranks = config, dataset, ranks
         self.opened = ExitStack()
         """closes what the mode opens, the last first"""
+        if not (ranks.alone or self.ranked):
+            raise ConfigError(
+                f"mode {config.mode} trains in one process, and there are {ranks.world_size}: start it without torchrun"
+            )
         self.device = pick_device(self.auto_device if config.device == "auto" else config.device)
+        if self.device.type == "cuda" and ranks.local_rank >= torch.cuda.device_count():
+            count = torch.cuda.device_count()
+            raise ConfigError(
+                f"process {ranks.local_rank + 1} of this host has no GPU: start {count} a host, or `device='cpu'`"
+            )
         if config.tf32:
             use_tf32(self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=False)
@@ -142,14 +155,27 @@ class Mode(ABC):
 
     @abstractmethod
     def batches(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
-        """The batches of steps `step` to `stop` of an epoch, in order; the iterator has `close`."""
+        """The batches of steps `step` to `stop` of an epoch, in order; the iterator has `close`. A rank without a share of the
+        last one has None in its place."""
 
     @abstractmethod
     def loss(self, batch: Any) -> Tensor:
         """The batch's loss, with its graph; state that the batch leaves behind is kept."""
 
-    def step(self, batch: Any, share: int) -> Tensor:
-        """Add a batch's gradients, divided by `share`, to those of the parameters; the batch's loss."""
+    def weight(self, batch: Any) -> Tensor:
+        """How much the batch's loss counts in the mean of those of all ranks: of how many labels it is the mean."""
+        return torch.ones((), device=self.device)
+
+    @cached_property
+    def global_step(self) -> GlobalStep:
+        """Gradients of all ranks; made once the parameters are restored, which are rank 0's on all ranks then."""
+        return GlobalStep(self, self.ranks)
+
+    def step(self, batch: Any, share: int, last: bool = True) -> Tensor:
+        """Add a batch's gradients, divided by `share`, to those of the parameters; the batch's loss, on several ranks that of
+        the global batch. last: whether `update` comes next."""
+        if not self.ranks.alone:
+            return self.global_step.backward(batch, self.scaler, share, last)
         loss = self.loss(batch)
         self.scaler.scale(loss / share).backward()  # type: ignore[no-untyped-call]
         return loss

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ooc.runtime.restoring import settings_restored
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, OocError
+from ooc.stores.io.working import scratch_folder
 from ooc.stores.sizes import format_bytes
 from ooc.training import checkpoint
 from ooc.training.build import make_optimizer, takes_floats
@@ -34,22 +35,38 @@ def open_run(
     """A run of `config`, new or, with `resume`, from the checkpoint in `config.out` where there is one.
 
     A run that fails before its first step leaves no directory. The watchers are closed too; a data set that is given stays
-    open. grown: whether to go on though the store has grown. Raises ConfigError, StoreError or BudgetError where something
+    open. grown: whether to go on though the store has grown. Of several ranks the first one writes the directory; the others
+    have one of their own beside it, which goes with the block, and no watchers. Raises ConfigError, StoreError or BudgetError where something
     does not fit, MemoryError where torch cannot allocate what it needs.
     """
-    saved = check_out(config, resume)
-    run_dir = checkpoint.RunDir(config.out, resume)
+    with settings_restored(), joined_ranks(config.device) as ranks, closing(watchers), ExitStack() as opened:
+        out, saved = ranks.decided(lambda: (config.out, check_out(config, resume)))
+        config = config.model_copy(update={"out": out})
+        if not ranks.first:
+            own = opened.enter_context(scratch_folder(nearest_folder(out), f"ooc-rank-{ranks.rank}"))
+            config, watchers, resume = config.model_copy(update={"out": own / "run"}), Watchers([]), False
+        run_dir = opened.enter_context(kept_if_started(checkpoint.RunDir(config.out, resume)))
+
+        def composed() -> Run:
+            meter = opened.enter_context(MemoryMeter("run"))
+            data = opened.enter_context(open_dataset(config)) if dataset is None else dataset
+            return compose(config, data, watchers, meter, run_dir, saved, grown, resume, ranks)
+
+        run = ranks.together(composed)
+        with closing(run.mode):
+            yield run
+
+
+def nearest_folder(path: Path) -> Path:
+    """The nearest folder above `path` that there is: its disk is that of what will be there."""
+    return next(folder for folder in Path(path).resolve().parents if folder.is_dir())
+
+
+@contextmanager
+def kept_if_started(run_dir: checkpoint.RunDir) -> Iterator[checkpoint.RunDir]:
+    """Remove the directory of a run that fails before its first step, and give up its lock."""
     try:
-        with (
-            settings_restored(),
-            joined_ranks(config.device) as ranks,
-            MemoryMeter("run") as meter,
-            open_dataset(config) if dataset is None else nullcontext(dataset) as opened,
-            closing(watchers),
-        ):
-            run = compose(config, opened, watchers, meter, run_dir, saved, grown, resume, ranks)
-            with closing(run.mode):
-                yield run
+        yield run_dir
     except (OocError, OSError, MemoryError):
         run_dir.discard_unstarted()
         raise
@@ -99,7 +116,7 @@ def compose(
                 saved, growth = mode.adapt(saved, touched)
             check_environment(config, saved, environment(mode))
         optimizer = make_optimizer(config, mode.model)
-        log = run_dir.claim(saved["metrics_bytes"] if saved else 0)
+        log = run_dir.claim(saved["metrics_bytes"] if saved and ranks.first else 0)
         run = Run(config, dataset, mode, optimizer, log, watchers, meter)
         if not saved:
             write_config(config)  # from here on it is a run, which --resume takes

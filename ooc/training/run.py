@@ -14,6 +14,7 @@ from ooc.config.base import RunConfig
 from ooc.metrics.tasks import LOWER_IS_BETTER
 from ooc.models.dropout import STREAM
 from ooc.runtime.memory import MemoryMeter
+from ooc.runtime.ranks import Ranks
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import OocError
 from ooc.training import checkpoint, summary
@@ -56,6 +57,10 @@ class Run:
     @property
     def model(self) -> nn.Module:
         return self.mode.model
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.mode.ranks
 
     @property
     def epoch_is_trained(self) -> bool:
@@ -112,7 +117,7 @@ class Run:
     def _log_losses(self, losses: Iterable[StepLoss]) -> None:
         """Raises OocError where a loss is no number any more."""
         for epoch, step, total_steps, value in losses:
-            if not math.isfinite(value):
+            if not math.isfinite(value) and self.ranks.first:
                 raise OocError(
                     f"the loss is {value} at epoch {epoch} step {step}: lower `lr`, set `grad_clip`, or use `precision='fp32'`"
                 )
@@ -149,16 +154,19 @@ class Run:
         state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
 
     def checkpoint_if_due(self, epoch_end: bool = False) -> None:
-        """At a step's end: take a checkpoint where one is due; after Ctrl-C take one and raise KeyboardInterrupt."""
+        """At a step's end: take a checkpoint where one is due; after Ctrl-C take one and raise KeyboardInterrupt.
+
+        On all ranks at once: by rank 0's clock, and after Ctrl-C at any of them."""
         every = self.config.checkpoint_every
         if every is not None:
             due = epoch_end or self.state.step % every == 0
         else:
             interval = max(CHECKPOINT_SECONDS, CHECKPOINT_SPACING * self._save_seconds)
             due = time.monotonic() - self._saved_at >= interval
-        if due or self.interrupted:
+        due, interrupted = self.ranks.any(due and self.ranks.first, self.interrupted)
+        if due or interrupted:
             self.checkpoint()
-        if self.interrupted:
+        if interrupted:
             raise KeyboardInterrupt
 
     def checkpoint(self) -> None:
@@ -170,19 +178,18 @@ class Run:
         self.log_losses()
         self._account()
         began = time.perf_counter()
-        checkpoint.save(
-            self.config.out,
-            {
-                "state": asdict(state),
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "best_model": self.best_model,
-                "metrics_bytes": self.log.sync(),
-                "spent": self.spent(),
-                **mode.state(state),
-                **environment(mode),
-            },
-        )
+        kept = {
+            "state": asdict(state),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "best_model": self.best_model,
+            "metrics_bytes": self.log.sync(),
+            "spent": self.spent(),
+            **mode.state(state),
+            **environment(mode),
+        }
+        if self.ranks.first:
+            checkpoint.save(self.config.out, kept)
         mode.commit()
         self._save_seconds = time.perf_counter() - began
         self._spent["checkpoint_seconds"] += self._save_seconds
@@ -190,10 +197,11 @@ class Run:
         self._clocks = dict.fromkeys(self._clocks, time.perf_counter())
 
     def spent(self) -> dict[str, Any]:
-        """Seconds, bytes and rows up to now, earlier processes included."""
+        """Seconds, bytes and rows up to now, earlier processes included: bytes and rows of all ranks, and rank 0's seconds."""
         peaks = {"peak_rss_bytes": self.meter.peak, "peak_cuda_bytes": self.meter.cuda_peak}
         found = self.mode.counts()
-        return summary.add(self.spent_before, {**self._spent, **peaks, **found, "stages": self._worked(found["stages"])})
+        own = {**self._spent, **peaks, **found, "stages": self._worked(found["stages"])}
+        return summary.add(self.spent_before, summary.of_ranks(self.ranks.gather(own)))
 
     def _worked(self, stages: summary.Stages) -> summary.Stages:
         """With the model's work on its last batch, which the pipeline misses, as the loop asks for no other one."""
@@ -210,11 +218,13 @@ class Run:
         self._spent["memory"].append(meter.reading._asdict())
 
     def finish(self) -> dict[str, Any]:
-        """Score the best model, and write it and the summary."""
+        """Score the best model, and write it and the summary, which is rank 0's on all ranks."""
         if self.best_model is not None:
             self.model.load_state_dict(self.best_model)
         state, config, mode = self.state, self.config, self.mode
-        checkpoint.save(config.out, {"model": self.model.state_dict(), **mode.ended()}, MODEL)
+        ended = {"model": self.model.state_dict(), **mode.ended()}
+        if self.ranks.first:
+            checkpoint.save(config.out, ended, MODEL)
         result = {
             "metrics": mode.final_scores(),
             "monitor": mode.monitor,
@@ -225,12 +235,15 @@ class Run:
             "memory_budget_bytes": config.memory_bytes,
             "device": str(mode.device),
             "threads": torch.get_num_threads(),
+            "world_size": self.ranks.world_size,
             "store_fingerprint": self.dataset.fingerprint,
             "config": config.model_dump(mode="json"),
             "versions": summary.versions(),
         }
         result |= mode.finish(result)
-        checkpoint.write_json(config.out / SUMMARY, result)
+        result = self.ranks.broadcast(result)
+        if self.ranks.first:
+            checkpoint.write_json(config.out / SUMMARY, result)
         self.watchers.finish(result)
         return result
 
@@ -248,7 +261,7 @@ def environment(mode: Mode) -> dict[str, Any]:
         "device": mode.device.type,
         "threads": torch.get_num_threads(),
         "dropout_stream": STREAM,
-        "world_size": 1,
+        "world_size": mode.ranks.world_size,
         "store_fingerprint": mode.dataset.fingerprint,
         "model_fingerprint": checkpoint.fingerprint(mode.model.state_dict()),
     }

@@ -27,6 +27,16 @@ def nothing_spent() -> dict[str, Any]:
     return {**dict.fromkeys(COUNTS, 0), "peak_rss_bytes": 0, "peak_cuda_bytes": 0, "stages": {}, "memory": []}
 
 
+def of_ranks(spent: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all ranks spent: bytes and rows of all together, the largest peak of one, and rank 0's seconds and steps."""
+    total = dict(spent[0])
+    for name in (*_NEGATIVES, *_READ, _PACKED, *(f"history_{name}" for name in _HISTORY)):
+        total[name] = sum(each[name] for each in spent)
+    for peak in ("peak_rss_bytes", "peak_cuda_bytes"):
+        total[peak] = max(each[peak] for each in spent)
+    return total
+
+
 def add(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """What earlier processes and this one spent together; peaks are maxima."""
     total: dict[str, Any] = {name: before.get(name, 0) + now[name] for name in COUNTS}

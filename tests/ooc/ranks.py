@@ -1,0 +1,22 @@
+"""Processes that train together, as torchrun starts them."""
+
+import socket
+import subprocess
+from pathlib import Path
+
+from tests.forked import Python
+
+
+def start_ranks(count: int, *words: str | Path, **env: str) -> list[Python]:
+    """So many processes of the same command, a rank each, in threads of their own. env: further variables."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    common |= {"OMP_NUM_THREADS": "1", **env}
+    return [Python(*words, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(count)]
+
+
+def run_ranks(count: int, *words: str | Path, timeout: float = 120, **env: str) -> list[subprocess.CompletedProcess[str]]:
+    """What each rank printed, and its exit code, once all have ended."""
+    return [each.wait(timeout) for each in start_ranks(count, *words, **env)]
