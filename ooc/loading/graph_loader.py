@@ -81,6 +81,8 @@ class GraphLoader(EpochLoader):
         seed: Of the order; None: from torch's generator, as torch's DataLoader.
         rank, world_size: The share of these graphs in each step; by default that of torch's process group. Ranks read
             different blocks.
+        as_one: Whether ranks have the order of one process instead, each step's graphs divided among them, so that they train
+            as one with a batch as large as theirs together. Each rank then reads of every block.
         device: Where batches are moved.
         dtype: Of x; None: float32 for values stored in fewer bits, otherwise as stored.
         budget: A plan of the memory other than `plan_graph_memory(data)`.
@@ -113,6 +115,7 @@ class GraphLoader(EpochLoader):
         *,
         shuffle_block: int | str = "128MB",
         edge_ids: bool = False,
+        as_one: bool = False,
         seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -134,7 +137,7 @@ class GraphLoader(EpochLoader):
         block = max(1, parse_bytes(shuffle_block, "shuffle_block") // (run * max(1, _graph_bytes(data))))
         self._seed_drawn = share.seed_drawn
         own_order = len(self.graphs), batch_size, shuffle, share.seed, drop_last, share.rank, share.world_size
-        self.order = GraphOrder(*own_order, run, block, share.seed_drawn)
+        self.order = GraphOrder(*own_order, run, block, share.seed_drawn, as_one)
         check_numbers(self.order)
         reader = GraphReader.of(data, self._fields, edge_ids, Buffers(READERS, direct=True))
         if shuffle:

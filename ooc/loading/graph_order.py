@@ -22,8 +22,8 @@ RUN_BYTES = 2**20
 class GraphOrder:
     """Positions 0..count-1 of graphs in the order of an epoch, and the part of it that each rank has.
 
-    Ranks have consecutive parts of the order, so that they read different blocks: of `f` full steps, rank r has the batches
-    r * f to (r + 1) * f - 1; what is left over is divided as evenly as possible among all ranks for a last step.
+    By default ranks have consecutive parts of the order, so that they read different blocks: of `f` full steps, rank r has the
+    batches r * f to (r + 1) * f - 1; what is left over is divided as evenly as possible among all ranks for a last step.
     """
 
     count: int
@@ -39,6 +39,8 @@ class GraphOrder:
     """runs of a block"""
     seed_drawn: bool = False
     """see `ooc.loading.ranks.SeedShare`"""
+    as_one: bool = False
+    """whether each step's graphs are those of one process with a batch as large as the ranks' together, divided among them"""
 
     @property
     def steps(self) -> int:
@@ -54,19 +56,25 @@ class GraphOrder:
 
     def batch(self, step: int) -> tuple[int, int]:
         """First and last place, in the order of an epoch, of this rank's batch."""
-        full = self.count // (self.batch_size * self.world_size)
+        full = self._full_steps
         if step < full:
             first = (self.rank * full + step) * self.batch_size
             return first, first + self.batch_size
-        begin = full * self.batch_size * self.world_size
-        left = self.count - begin
+        begin = (step if self.as_one else full) * self.batch_size * self.world_size
+        left = min(self.batch_size * self.world_size, self.count - begin)
         return begin + left * self.rank // self.world_size, begin + left * (self.rank + 1) // self.world_size
+
+    @property
+    def _full_steps(self) -> int:
+        """Steps whose batches are a consecutive part of the order, by rank."""
+        return 0 if self.as_one and self.world_size > 1 else self.count // (self.batch_size * self.world_size)
 
     def spans(self, epoch: int, first: int, stop: int) -> Iterator[tuple[int, int]]:
         """The places of steps first..stop-1 of this rank, as ranges of the order that no block's end divides, in turn."""
-        full = self.count // (self.batch_size * self.world_size)
+        full = self._full_steps
         starts = self._block_starts(epoch) if self.shuffle else np.array([0, self.count])
-        for low, high in ((first, min(stop, full)), (max(first, full), stop)):
+        apart = [(step, step + 1) for step in range(max(first, full), stop)]
+        for low, high in ((first, min(stop, full)), *apart):
             if low >= high:
                 continue
             begin, end = self.batch(low)[0], self.batch(high - 1)[1]

@@ -63,8 +63,8 @@ class Order:
     batch_dependency: int = 1
     """for how many batches, over all epochs, draws depend on one another; see `Labor`"""
     draws_by_rank: bool = False
-    """whether ranks draw differently, as where a batch is drawn without seeds. Otherwise a node's draw is the same on all ranks,
-    and in one process that has their batches together"""
+    """whether ranks draw differently, as where a batch is drawn without seeds. Otherwise a node's draw is the same on all
+    ranks, and in one process that has their batches together"""
 
     def positions(self, cursor: Cursor) -> Ids:
         return seeds_of(

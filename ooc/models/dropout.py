@@ -5,14 +5,15 @@ generator, gives each element its number: `torch.manual_seed` determines the res
 32-bit hashes are computed for many elements at once; torch's own CPU dropout is single-threaded and takes 17 ns per element.
 
 An element's number depends on its position only, so a matrix of all nodes can be processed in row ranges of any order;
-`DropoutKeys` manages the keys and row positions.
+`DropoutKeys` manages the keys and row positions. Rows of batches have the positions of their nodes too (`rows_of_nodes`), so
+that a node's row is dropped alike in whichever batch it is computed, and by whichever process.
 """
 
 import hashlib
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +25,11 @@ from ooc.runtime.keyed_random import mix64
 from ooc.runtime.parts import in_parts
 from ooc.stores.jit import kernel
 
-Of = Literal["sources", "edges"]
-STREAM = 2
-"""which numbers a key gives; checkpoints record it, and those without a record have 1 (16 bits of splitmix64 an element)"""
+Of = str
+"""what rows belong to: "sources", "edges", "graphs", or a node type"""
+STREAM = 3
+"""which numbers rows get; checkpoints record it. 2 is by rows of batches and not by their nodes, and 1, of those without a
+record, 16 bits of splitmix64 an element"""
 LEVELS = 1 << 32
 """probabilities are rounded to multiples of 1 / LEVELS; the scale uses the rounded value"""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -87,8 +90,42 @@ def drop_rows(
     key: np.uint64, dropped: int, scale: np.float32, row: NDArray[np.int64], x: NDArray[Any], out: NDArray[Any]
 ) -> None:
     """Apply `drop` to rows row[i] (int64[n]) of a matrix; x and out ([n, f]) hold those rows."""
+    width, least, run, one, other = x.shape[1], np.uint32(dropped), -1, np.uint32(0), np.uint32(0)
     for i in range(len(row)):
-        drop(key, row[i] * x.shape[1], dropped, scale, x[i], out[i])
+        begin = row[i] * width
+        low = begin & _LOW
+        if low + width > LEVELS:
+            drop(key, begin, dropped, scale, x[i], out[i])
+            continue
+        if begin >> 32 != run:
+            run = begin >> 32
+            _, _, one, other = run_of(key, begin, begin + 1)
+        first = np.uint32(low)
+        for j in range(width):  # without slices of rows, whose references are counted
+            kept = number(np.uint32(first + np.uint32(j)), one, other) >= least
+            out[i, j] = x[i, j] * scale if kept else x.dtype.type(0)
+
+
+@kernel
+def drop_positive_rows(
+    key: np.uint64, dropped: int, scale: np.float32, row: NDArray[np.int64], x: NDArray[np.float32], cut: NDArray[np.bool_]
+) -> None:
+    """Apply `drop_positive` to rows row[i] (int64[n]) of a matrix; x and cut ([n, f]) hold those rows."""
+    width, least, run, one, other = x.shape[1], np.uint32(dropped), -1, np.uint32(0), np.uint32(0)
+    for i in range(len(row)):
+        begin = row[i] * width
+        low = begin & _LOW
+        if low + width > LEVELS:
+            drop_positive(key, begin, dropped, scale, x[i], cut[i])
+            continue
+        if begin >> 32 != run:
+            run = begin >> 32
+            _, _, one, other = run_of(key, begin, begin + 1)
+        first = np.uint32(low)
+        for j in range(width):
+            zero = (number(np.uint32(first + np.uint32(j)), one, other) < least) | (x[i, j] <= 0)
+            cut[i, j] = zero
+            x[i, j] = np.float32(0) if zero else x[i, j] * scale
 
 
 def scale_of(dropped: int) -> np.float32:
@@ -103,11 +140,8 @@ class _Dropout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, key: int, dropped: int, row: NDArray[np.int64] | None) -> Tensor:
         ctx.mask = key, dropped, row
         stream, scale = np.uint64(key), scale_of(dropped)
-        if row is None and x.dtype not in (torch.float32, torch.float64):  # numba does not support the others
-            factor = torch.empty(x.shape, dtype=torch.float32)
-            ones, of_ones = np.broadcast_to(np.float32(1), factor.numel()), factor.view(-1).numpy()
-            in_parts(lambda at, end: drop(stream, at, dropped, scale, ones[at:end], of_ones[at:end]), len(ones))
-            return x * factor.to(x.dtype)
+        if x.dtype not in (torch.float32, torch.float64):  # numba does not support the others
+            return x * _Dropout.apply(torch.ones(x.shape), key, dropped, row).to(x.dtype)  # type: ignore[no-untyped-call]
         out = torch.empty(x.shape, dtype=x.dtype)
         if row is None:
             given, found = x.detach().reshape(-1).numpy(), out.view(-1).numpy()
@@ -188,7 +222,47 @@ class DropoutKeys:
         return keys[self._calls - 1], self._at[of][: len(x)]
 
 
+class BatchRows:
+    """Positions of the rows of a batch: rows of "sources" (or of a node type, ...) are those of the first of its nodes.
+
+    Every call takes a key from torch's generator. Rows of what has no positions here have those of a matrix of their own.
+    """
+
+    def __init__(self, at: Mapping[Of, NDArray[np.int64]]) -> None:
+        self._at = at
+
+    def next(self, x: Tensor, of: Of) -> tuple[int, NDArray[np.int64] | None]:
+        """See `DropoutKeys.next`; None for rows from 0 on."""
+        at = self._at.get(of)
+        return _key(), None if at is None or x.dim() != 2 or len(x) > len(at) else at[: len(x)]
+
+
 _scope = threading.local()
+
+
+@contextmanager
+def rows_of_nodes(at: Mapping[Of, NDArray[np.int64]] | None) -> Iterator[None]:
+    """Drop the rows of a batch by their positions among all rows; at: of what -> positions, int64[n]; None: by their own.
+
+    >>> with rows_of_nodes({"sources": batch.n_id.numpy()}):
+    ...     out = model(batch.x, batch.blocks)
+    """
+    with _dropping(None if at is None else BatchRows(at)):
+        yield
+
+
+@contextmanager
+def _dropping(draws: Any) -> Iterator[None]:
+    outer, _scope.draws = getattr(_scope, "draws", None), draws
+    try:
+        yield
+    finally:
+        _scope.draws = outer
+
+
+def dropping_as_now() -> AbstractContextManager[None]:
+    """A context in which rows have the positions that they have now, for what is computed again later."""
+    return _dropping(getattr(_scope, "draws", None))
 
 
 def _key() -> int:
@@ -213,9 +287,10 @@ def level_of(p: float) -> int:
     return min(round(p * LEVELS), LEVELS - 1)
 
 
-def draw_key() -> int | None:
-    """The key of a call by whole rows from 0 on, drawn from torch's generator; None where rows have positions of their own."""
-    return _key() if getattr(_scope, "draws", None) is None else None
+def next_draw(x: Tensor, of: Of) -> tuple[int, NDArray[np.int64] | None]:
+    """The key of a call, and the positions of the rows of x, int64[len(x)]; None for rows from 0 on."""
+    draws: DropoutKeys | BatchRows | None = getattr(_scope, "draws", None)
+    return (_key(), None) if draws is None else draws.next(x, of)
 
 
 class Dropout(nn.Module):
@@ -239,7 +314,6 @@ class Dropout(nn.Module):
 @torch.compiler.disable  # torch.compile cannot trace numba
 def _drawn(x: Tensor, dropped: int, of: Of) -> Tensor:
     """`dropout` with a key drawn from torch's generator."""
-    draws: DropoutKeys | None = getattr(_scope, "draws", None)
-    key, row = (_key(), None) if draws is None else draws.next(x, of)
+    key, row = next_draw(x, of)
     out: Tensor = _Dropout.apply(x, key, dropped, row)  # type: ignore[no-untyped-call]
     return out

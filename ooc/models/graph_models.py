@@ -3,17 +3,21 @@
 import inspect
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch_geometric.nn import aggr
 from torch_geometric.utils.sparse import index2ptr
 
 from ooc.graph.blocks import Block
 from ooc.models.builders import Model, build_model, full_blocks
-from ooc.models.dropout import dropout
+from ooc.models.dropout import Of, dropout, rows_of_nodes
 from ooc.models.layers import DenseLayer
 from ooc.stores.errors import ConfigError
 
+MOST_NODES = 2**24
+"""of a graph, whose rows have positions of their own then"""
 Pooling = Literal["mean", "sum", "max", "attention"]
 
 
@@ -60,7 +64,7 @@ class VirtualNode(nn.Module):
         if state is None:
             state = self.first.expand(len(ptr) - 1, -1)
         else:
-            state = dropout(self.perceptrons[layer - 2](state), self.dropout, self.training)
+            state = dropout(self.perceptrons[layer - 2](state), self.dropout, self.training, of="graphs")
         rows = rows + state.index_select(0, batch)
         return rows, state + self.sum(rows, ptr=ptr)
 
@@ -94,7 +98,7 @@ class GraphModel(nn.Module):
         self.nodes = nodes
         self.virtual_node = VirtualNode(channels, len(nodes.layers), dropout) if virtual_node else None
         self.pooling = make_pooling(pooling, channels)
-        self.readout = DenseLayer(channels, out_channels, dropout)
+        self.readout = DenseLayer(channels, out_channels, dropout, of="graphs")
 
     def forward(
         self,
@@ -182,6 +186,15 @@ def fields_taken(model: nn.Module) -> set[str] | None:
     return {parameter.name for parameter in parameters} - unused
 
 
+def _positions(batch: Any) -> dict[Of, NDArray[np.int64]] | None:
+    """Where the rows of a batch of graphs are among those of all, which dropout depends on; see `rows_of_nodes`."""
+    if "graph_id" not in batch or batch.graph_id.device.type != "cpu":
+        return None
+    graph, of = batch.graph_id, batch.batch
+    inside = torch.arange(len(of)) - batch.ptr[of]
+    return {"graphs": graph.numpy(), "sources": (graph[of] * MOST_NODES + inside).numpy()}
+
+
 def forward_graphs(model: nn.Module, batch: Any) -> Tensor:
     """Return a model's outputs for the graphs of a PyG `Batch`, [b, channels].
 
@@ -204,5 +217,6 @@ def forward_graphs(model: nn.Module, batch: Any) -> Tensor:
                 f"{type(model).__name__}.forward takes {parameter.name!r}, and batches of graphs have {fields}: name its "
                 "parameters so, or give defaults"
             )
-    out: Tensor = model(**given)
+    with rows_of_nodes(_positions(batch) if model.training else None):
+        out: Tensor = model(**given)
     return out.unsqueeze(1) if out.dim() == 1 else out

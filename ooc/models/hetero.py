@@ -72,7 +72,7 @@ class HeteroLayer(nn.Module):
     ) -> TypedRows:
         """Compute the layer. dropped, drop_next: as of `Layer.forward`."""
         if not dropped:
-            x = {name: dropout(rows, self.dropout, self.training) for name, rows in x.items()}
+            x = {name: dropout(rows, self.dropout, self.training, of=name) for name, rows in x.items()}
         return {name: self._finished(name, out, x[name], drop_next) for name, out in self.conv(x, block).items()}
 
     def _finished(self, node_type: str, out: Tensor, x: Tensor, drop_next: float) -> Tensor:
@@ -82,7 +82,7 @@ class HeteroLayer(nn.Module):
         if self.residual:
             own = x[: len(out)]
             out = out + (self.skip[node_type](own) if node_type in self.skip else own)
-        return activated(self.activation, out, drop_next)
+        return activated(self.activation, out, drop_next, of=node_type)
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}, residual={self.residual}"

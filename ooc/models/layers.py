@@ -18,7 +18,7 @@ from torch_geometric.nn import BatchNorm
 
 from ooc.graph.aggregation import FirstInput, FirstLayerAggregates
 from ooc.graph.blocks import Block
-from ooc.models.dropout import dropout
+from ooc.models.dropout import Of, dropout, dropping_as_now
 from ooc.models.memory_efficient import Relu, activated
 from ooc.stores.errors import ConfigError, InputError
 
@@ -106,16 +106,24 @@ Layer.forward.drops_ahead = True  # type: ignore[attr-defined]
 
 
 class DenseLayer(nn.Module):
-    """dropout -> linear map -> activation, row by row; the building block of encoders and decoders."""
+    """dropout -> linear map -> activation, row by row; the building block of encoders and decoders. of: what rows are of, see
+    `ooc.models.dropout`."""
 
-    def __init__(self, in_channels: int, out_channels: int, dropout: float = 0.0, activation: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        dropout: float = 0.0,
+        activation: nn.Module | None = None,
+        of: Of = "sources",
+    ) -> None:
         super().__init__()
-        self.dropout = dropout
+        self.dropout, self.of = dropout, of
         self.lin = nn.Linear(in_channels, out_channels)
         self.activation = nn.Identity() if activation is None else activation
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.activation(self.lin(dropout(x, self.dropout, self.training)))
+        out: Tensor = self.activation(self.lin(dropout(x, self.dropout, self.training, self.of)))
         return out
 
     def extra_repr(self) -> str:
@@ -178,7 +186,7 @@ def run_layers(
         options: dict[str, Any] = {"drop_next": ahead[index]} if ahead[index] else {}
         options |= {"dropped": True} if index and ahead[index - 1] else {}
         if checkpoint and torch.is_grad_enabled():
-            contexts = lambda layer=layer: (nullcontext(), recording_nothing(layer))  # noqa: E731 - of computing and recomputing
+            contexts = lambda layer=layer, now=dropping_as_now(): (nullcontext(), again(layer, now))  # noqa: E731 - and later
             out = recompute(layer, out, block, *extra, use_reentrant=False, context_fn=contexts, **options)
         else:
             out = layer(out, block, *extra, **options)
@@ -249,6 +257,13 @@ def as_input(x: Any, *modules: nn.Module) -> Any:
         return x
     parameter = next((p for module in modules for p in module.parameters() if p.is_floating_point()), None)
     return x if parameter is None else x.to(parameter.dtype)
+
+
+@contextmanager
+def again(layer: nn.Module, dropping: AbstractContextManager[None]) -> Iterator[None]:
+    """Compute a layer once more, with the same dropout."""
+    with recording_nothing(layer), dropping:
+        yield
 
 
 @contextmanager

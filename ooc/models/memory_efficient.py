@@ -20,7 +20,7 @@ from torch_geometric.utils import index_sort
 
 from ooc.graph.bag_sum import bag_sum
 from ooc.graph.blocks import pointers
-from ooc.models.dropout import draw_key, drop_positive, dropout, level_of, scale_of
+from ooc.models.dropout import Of, drop_positive, drop_positive_rows, dropout, level_of, next_draw, scale_of
 from ooc.runtime.crew import in_pieces, knows_threads, single_threaded
 from ooc.runtime.parts import in_parts
 from ooc.stores.jit import kernel
@@ -245,31 +245,37 @@ class _ReluDropout(torch.autograd.Function):
     """See `drop_positive`; saves one byte per element, as ReLU alone."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, key: int, dropped: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, key: int, dropped: int, row: NDArray[np.int64] | None) -> Tensor:
         ctx.mark_dirty(x)
         cut = torch.empty(x.shape, dtype=torch.bool)
-        flat, gone, stream, scale = _flat(x), _flat(cut), np.uint64(key), scale_of(dropped)
-        in_parts(lambda at, end: drop_positive(stream, at, dropped, scale, flat[at:end], gone[at:end]), len(flat))
+        stream, scale = np.uint64(key), scale_of(dropped)
+        if row is None:
+            flat, gone = _flat(x), _flat(cut)
+            in_parts(lambda at, end: drop_positive(stream, at, dropped, scale, flat[at:end], gone[at:end]), len(flat))
+        else:
+            rows, cuts = x.detach().numpy(), cut.numpy()
+            parts = lambda at, end: drop_positive_rows(stream, dropped, scale, row[at:end], rows[at:end], cuts[at:end])  # noqa: E731
+            in_parts(parts, len(rows), rows.shape[1])
         ctx.save_for_backward(cut)
         ctx.scale = scale
         return x
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (cut,), scale = ctx.saved_tensors, ctx.scale
         out = torch.empty(grad.shape, dtype=grad.dtype)
         given, gone, found = _flat(grad.contiguous()), _flat(cut), _flat(out)
         in_parts(lambda at, end: _scale_uncut(given[at:end], gone[at:end], scale, found[at:end]), len(given))
-        return out, None, None
+        return out, None, None, None
 
 
-def relu_dropout(x: Tensor, p: float) -> Tensor:
+def relu_dropout(x: Tensor, p: float, of: Of = "sources") -> Tensor:
     """ReLU and then `ooc.models.dropout.dropout` in training: in one pass and in place where it can be, with the same bits."""
-    key = draw_key() if _plain(x) and not torch.compiler.is_compiling() else None
-    if key is None:
-        return dropout(relu(x), p, training=True)
-    out: Tensor = _ReluDropout.apply(x, key, level_of(p))  # type: ignore[no-untyped-call]
+    if not _plain(x) or torch.compiler.is_compiling():
+        return dropout(relu(x), p, training=True, of=of)
+    key, row = next_draw(x, of)
+    out: Tensor = _ReluDropout.apply(x, key, level_of(p), row)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -288,9 +294,9 @@ class Relu(nn.Module):
         return relu(x)
 
 
-def activated(activation: nn.Module, x: Tensor, drop_next: float) -> Tensor:
+def activated(activation: nn.Module, x: Tensor, drop_next: float, of: Of = "sources") -> Tensor:
     """The activation, and after a `Relu` the next layer's dropout with it; see `ooc.models.layers.dropped_ahead`."""
-    out: Tensor = relu_dropout(x, drop_next) if drop_next else activation(x)
+    out: Tensor = relu_dropout(x, drop_next, of) if drop_next else activation(x)
     return out
 
 

@@ -14,12 +14,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ooc.graph.blocks import EDGE_ATTR
 from ooc.graph.hetero import EdgeKey
+from ooc.models.dropout import Of, rows_of_nodes
 from ooc.models.hetero import EDGE_ATTR_DICT, inputs_of, seed_types
 from ooc.models.layers import as_input, run_layers, run_model
 from ooc.models.pyg_models import pyg_arguments
@@ -234,6 +237,19 @@ def forward_batch(model: nn.Module, batch: Any, checkpoint: bool = False) -> Any
     >>> out = forward_batch(model, batch)
     >>> loss = torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
     """
+    with rows_of_nodes(_positions(batch) if model.training else None):
+        return _forward(model, batch, checkpoint)
+
+
+def _positions(batch: Any) -> dict[Of, NDArray[np.int64]] | None:
+    """The nodes of a batch's rows, which dropout depends on on the CPU; see `rows_of_nodes`."""
+    typed = isinstance(batch, HeteroData)
+    nodes = {name: batch[name].get("n_id") for name in batch.node_types} if typed else {"sources": batch.get("n_id")}
+    return {of: node.numpy() for of, node in nodes.items() if node is not None and node.device.type == "cpu"} or None
+
+
+def _forward(model: nn.Module, batch: Any, checkpoint: bool) -> Any:
+    """See `forward_batch`."""
     kind, typed = kind_of(model), isinstance(batch, HeteroData)
     inputs = inputs_of(batch) if typed else batch.x
     if kind == "layers":

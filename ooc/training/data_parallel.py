@@ -1,7 +1,7 @@
 """Training by several processes: the gradient of the mean over a global batch, of which each rank has a share.
 
-`DistributedDataParallel` adds up gradients while they are computed. A share of few labels counts less than one of many: a rank's
-loss is weighted by its labels, so that K ranks with batches of B take the steps of one process with batches of K x B.
+`DistributedDataParallel` adds up gradients while they are computed. A share of few labels counts less than one of many: a
+rank's loss is weighted by its labels, so that K ranks with batches of B take the steps of one process with batches of K x B.
 """
 
 from collections.abc import Iterator
@@ -83,8 +83,8 @@ class GlobalStep:
         )
 
     def backward(self, batch: Any, scaler: torch.amp.GradScaler, share: int, last: bool) -> Tensor:
-        """Add the gradients of a global batch, divided by `share`; its mean loss. last: of a group of accumulated batches, which
-        is when ranks exchange them."""
+        """Add the gradients of a global batch, divided by `share`; its mean loss. last: of a group of accumulated batches,
+        which is when ranks exchange them."""
         apart: AbstractContextManager[None] = nullcontext() if last else self._module.no_sync()
         with apart:
             loss, mean = self._module(batch)

@@ -84,6 +84,7 @@ class GraphMode(LabelMode):
             exclude_keys=unread(self.model, self.dataset, labels=True),
             shuffle_block=config.shuffle_block,
             seed=config.seed if shuffle else key(config.seed, Purpose.EVALUATE) >> 1,
+            as_one=True,
             rank=self.ranks.rank,
             world_size=self.ranks.world_size,
             device=self.device,

@@ -36,8 +36,10 @@ def open_run(
 
     A run that fails before its first step leaves no directory. The watchers are closed too; a data set that is given stays
     open. grown: whether to go on though the store has grown. Of several ranks the first one writes the directory; the others
-    have one of their own beside it, which goes with the block, and no watchers. Raises ConfigError, StoreError or BudgetError where something
-    does not fit, MemoryError where torch cannot allocate what it needs.
+    have one of their own beside it, which goes with the block, and no watchers.
+
+    Raises ConfigError, StoreError or BudgetError where something does not fit, MemoryError where torch cannot allocate what it
+    needs, RankLost where another rank has ended.
     """
     with settings_restored(), joined_ranks(config.device) as ranks, closing(watchers), ExitStack() as opened:
         out, saved = ranks.decided(lambda: (config.out, check_out(config, resume)))

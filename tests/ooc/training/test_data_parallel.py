@@ -26,7 +26,7 @@ def trained(count: int, store: Path, out: Path, batch_size: int, *flags: str) ->
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_train_as_one(make_store: MakeStore, tmp_path: Path, count: int) -> None:
     store = make_store(num_nodes=203, num_edges=1500)
-    flags = ["--fanout", "4,4", "--dropout", "0"]
+    flags = ["--fanout", "4,4"]
     expected, one = trained(1, store, tmp_path / "one", 16, *flags)
     losses, several = trained(count, store, tmp_path / "several", 16, *flags)
     assert losses == pytest.approx(expected, abs=1e-6)

@@ -76,7 +76,7 @@ class Notes(KillAt):
         self.all.append(text)
 
 
-@pytest.mark.parametrize(("dropout", "kept", "told"), [(0.5, None, True), (0.5, 2, False), (0.0, None, False)])
+@pytest.mark.parametrize(("dropout", "kept", "told"), [(0.5, None, True), (0.5, 2, True), (0.5, 3, False), (0.0, None, False)])
 def test_a_run_whose_dropout_drew_other_numbers_goes_on_and_is_told(
     make_store: MakeStore, tmp_path: Path, dropout: float, kept: int | None, told: bool
 ) -> None:
@@ -86,14 +86,14 @@ def test_a_run_whose_dropout_drew_other_numbers_goes_on_and_is_told(
         train(config, watcher=KillAt(2))
     saved = checkpoint.load(config.out)
     assert saved is not None
-    assert saved.pop("dropout_stream") == 2
+    assert saved.pop("dropout_stream") == 3
     checkpoint.save(config.out, saved if kept is None else saved | {"dropout_stream": kept})
     notes = Notes()
     train(config, resume=True, watcher=notes)
     assert any("dropout drew other random numbers" in text for text in notes.all) is told
     saved = checkpoint.load(config.out)
     assert saved is not None
-    assert saved["dropout_stream"] == 2
+    assert saved["dropout_stream"] == 3
 
 
 def test_settings_that_were_refused_are_not_those_of_the_next_resume(
