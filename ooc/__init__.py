@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ooc.stores.dataset import Dataset
     from ooc.stores.growth.append import AppendResult
     from ooc.stores.growth.compact import compact
+    from ooc.stores.ingest.join import join
     from ooc.stores.integrity import verify
     from ooc.training.callbacks import Callback
     from ooc.training.infer import NodeRows, WrittenRows, embed, infer
@@ -88,6 +89,7 @@ __all__ = [
     "full_blocks",
     "infer",
     "ingest",
+    "join",
     "load_config",
     "open",
     "plan",
@@ -150,6 +152,7 @@ __getattr__ = lazy_exports(
         "full_blocks": "ooc.models.builders",
         "infer": "ooc.training.infer",
         "ingest": "ooc.pyg.build_store",
+        "join": "ooc.stores.ingest.join",
         "load_config": "ooc.config.modes",
         "plan": "ooc.training.verbs",
         "pre_aggregation_of": "ooc.models.pre_aggregation",

@@ -43,6 +43,8 @@ VERSIONS, VERSION = "versions", "ooc_version"
 """folder of a store's later versions, and the attribute that names the current one; see `ooc.stores.growth`"""
 ARRAYS = "ooc_arrays"
 """attribute for other Zarr readers: the folder of the current version's arrays, relative to the store"""
+SHARD = "ooc_shard"
+"""attribute of a shard of a store that is not yet put together; see `ooc.stores.ingest.shards`"""
 APPENDED = "ooc_appended"
 """attribute for other Zarr readers: what `delta.lmdb` has and the arrays lack"""
 SUMS = "ooc_checksums"
@@ -507,6 +509,8 @@ def read_manifest(path: Path | str) -> Manifest:
     path = Path(path)
     attributes = _attributes(path)
     manifest = attributes.get(ATTRIBUTE)
+    if SHARD in attributes:
+        raise StoreError(f"{path} is a shard of a store: put all of them together with `ooc join OUT SHARD...`")
     if not isinstance(manifest, dict):
         raise StoreError(f"{path} is a Zarr group but not a finished ooc store: build one with `ooc ingest`")
     version = manifest.get("format_version")

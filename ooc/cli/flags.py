@@ -156,6 +156,7 @@ INGEST = [
     Flag("id_type", "auto|int|str", "Type of the ids. [auto]"),
     Flag("edge_ids", None, "Store each edge's position in the input, by which it has features (8 bytes an edge). [on]"),
     Flag("undirected", None, "Add the reverse of every edge."),
+    Flag("sorted", None, "Edges are in order of their destinations already, and only packed; see the guide."),
     Flag("reverse", None, "Add a reverse edge type rev_NAME to every edge type."),
     Flag("drop_duplicates", None, "Keep the first of equal edges."),
     Flag("drop_self_loops", None, "Drop edges from a node to itself."),
@@ -212,6 +213,7 @@ INGEST = [
     ),
     Flag("partitioner", "auto|metis|stream", "METIS (extra ooc[metis]) if the graph fits memory, or streaming. [auto]"),
     Flag("order", "input|degree", "Order of the nodes (within parts): as in the input, or by degree, hubs first. [input]"),
+    Flag("shard", "I/N", "Build the I-th of N ranges of nodes and edges, on any machine; `ooc join` puts them together."),
     Flag("memory", "SIZE", "Memory limit. [2GB]"),
 ]
 """`IngestSpec`'s fields except `out`; importing the specification would be too slow for `--help`."""

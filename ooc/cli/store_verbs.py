@@ -30,6 +30,7 @@ from ooc.stores.errors import ConfigError
     ooc ingest academic.ooc --nodes paper=papers.parquet --nodes author=authors.csv --label paper=topic \\
         --edges 'author:writes:paper=writes/*.parquet' --edges paper:cites:paper=cites.parquet --reverse
     ooc ingest papers.ooc --edges edges.npy --num-nodes 40000 --features x=x.npy --labels y.npy --train train.npy
+    ooc ingest papers-1 --edges 'edges/*.parquet' --num-nodes 40000 --shard 1/2
     """,
 )
 @with_flags(INGEST, topics.INGEST)
@@ -44,7 +45,8 @@ def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to
     odd = f"; {result.non_finite:,} NaN or infinite values kept" if result.non_finite else ""
     resumed = f"; resumed after: {', '.join(result.resumed)}" if result.resumed else ""
     graphs = f"{result.num_graphs:,} graphs, " if result.num_graphs is not None else ""
-    made = f"{graphs}{result.num_nodes:,} nodes, {result.num_edges:,} edges in {result.seconds:.1f} s"
+    shard = f"shard {result.shard} of " if result.shard is not None else ""
+    made = f"{shard}{graphs}{result.num_nodes:,} nodes, {result.num_edges:,} edges in {result.seconds:.1f} s"
     print(f"{result.path}: {made}{left_out}{odd}{resumed}")
     if result.partition is not None:
         print(f"  parts: {_parts(result.partition.model_dump())}")
@@ -70,6 +72,26 @@ def _left_out(reason: str, count: int) -> str:
         "duplicates": ("duplicate edge", "duplicate edges"),
     }[reason]
     return f"{count:,} {one if count == 1 else many}"
+
+
+@app.command(cls=Verb, rich_help_panel=STORES, epilog="ooc join papers.ooc papers-1 papers-2")
+def join(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to write.")],
+    shards: Annotated[list[Path], typer.Argument(metavar="SHARD...", help="What ingests with --shard wrote, all of them.")],
+) -> None:
+    """Put the shards of a store together.
+
+    The store is, byte for byte, that of one ingest. The shards remain.
+    """
+    from ooc.stores.ingest.join import join as put_together
+    from ooc.training.watchers import StepBars
+
+    with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
+        result = put_together(out, shards, bars)
+    resumed = f"; resumed after: {', '.join(result.resumed)}" if result.resumed else ""
+    print(f"{out}: {result.num_nodes:,} nodes, {result.num_edges:,} edges in {result.seconds:.1f} s{resumed}")
+    for note in result.notes:
+        print(f"note: {name_flags(note)}")
 
 
 @app.command(

@@ -42,14 +42,14 @@ TRAIN: Topics = {
 INGEST: Topics = {
     "Edges": (
         "edges src dst weight time edge_features edge_label edge_split undirected reverse drop_missing",
-        "time_unit header id_type drop_duplicates drop_self_loops edge_ids",
+        "time_unit header id_type drop_duplicates drop_self_loops edge_ids sorted",
     ),
     "Nodes": ("nodes id label split x_cols", "task one_hot codes birth num_nodes"),
     "Many graphs": ("graph_id graphs graph_label graph_split", ""),
     "Arrays": ("features labels train val test", "split_index"),
     "Random splits": ("random_split", "seed"),
     "Whole data sets": ("pyg arg ogb", "npz graphbolt"),
-    "Storage": ("memory dtype parts order", "normalize partitioner allow_nan"),
+    "Storage": ("memory dtype parts order", "normalize partitioner allow_nan shard"),
 }
 """settings of `ooc ingest` and `ooc append`"""
 

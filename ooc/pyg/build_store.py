@@ -38,6 +38,7 @@ def ingest(
     edge_ids: bool = True,
     undirected: bool = False,
     reverse: bool = False,
+    sorted: bool = False,
     drop_duplicates: bool = False,
     drop_self_loops: bool = False,
     drop_missing: bool = False,
@@ -74,6 +75,7 @@ def ingest(
     arg: Mapping[str, Any] | Sequence[str] = (),
     ogb: Path | str | None = None,
     graphbolt: Path | str | None = None,
+    shard: str | None = None,
     memory: str | int = "2GB",
     progress: Progress | None = None,
 ) -> IngestResult:
@@ -104,6 +106,8 @@ def ingest(
             to (8 bytes an edge).
         undirected: Add the reverse of every edge (with types: of every edge between nodes of one type).
         reverse: Add a reverse edge type `"rev_" + name` to every edge type, with the same edge ids.
+        sorted: Edges are in order of their destinations (with types that have times: of destination and time) and are only
+            packed. Ids are 0..num_nodes - 1. The store is that of an ingest without `sorted`.
         drop_duplicates: Keep the first of equal edges.
         drop_self_loops: Drop edges from a node to itself.
         drop_missing: Drop and count edges with an empty or unknown end.
@@ -144,6 +148,8 @@ def ingest(
         arg: Its arguments.
         ogb: Folder of a downloaded OGB data set.
         graphbolt: Folder of an OnDiskDataset of DGL's GraphBolt, with labels of nodes.
+        shard: "i/n": build the i-th of n ranges of nodes and edges, which `ooc.join` puts together. Each of n processes or
+            machines builds one, with the same other arguments; all read the input.
         memory: Limit for the process, in bytes or such as "2GB".
         progress: Called with the step, the units done, and in total.
 

@@ -1,6 +1,6 @@
 """Rows as one array, in RAM or memory-mapped."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -20,6 +20,19 @@ def load(rows: Rows) -> AnyArray:
     for first in range(0, len(out), step):
         _read(rows, first, out[first : first + step])
     return out
+
+
+def blocks(rows: Rows) -> Iterator[AnyArray]:
+    """Yield all rows from front to back, some MiB at a time, compared with their checksums; none if there are no rows.
+
+    A block is valid until the next one. Raises StoreError if the array is damaged.
+    """
+    step = max(1, _LOAD_BYTES // rows.row_bytes)
+    scratch = np.empty((min(step, rows.shape[0]), *rows.shape[1:]), rows.dtype)
+    for first in range(0, rows.shape[0], step):
+        part = scratch[: rows.shape[0] - first]
+        _read(rows, first, part)
+        yield part
 
 
 def loaded(rows: Rows) -> Rows:

@@ -27,6 +27,7 @@ from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.lazy import EdgeStream
 from ooc.stores.ingest.node_type import End, NodeTypeIngest
 from ooc.stores.ingest.renumber import Renumbering
+from ooc.stores.ingest.shards import finish_shard, input_key
 from ooc.stores.ingest.spec import IngestResult, IngestSpec
 from ooc.stores.ingest.steps import Steps, fingerprint
 from ooc.stores.ingest.typed_spec import HeteroSpec, Spec
@@ -37,6 +38,8 @@ from ooc.stores.sizes import format_bytes
 
 _FREE = {"memory"}
 """settings that do not change the store, so a resumed ingest may change them"""
+_OF_A_SHARD = dict.fromkeys(("memory", "out", "shard"), True)
+"""settings in which the shards of one store may differ"""
 TypedArrays = Mapping[str | EdgeKey, Arrays]
 """arrays of a heterogeneous graph in memory by type"""
 
@@ -72,12 +75,13 @@ def ingest(spec: Spec, progress: Progress | None = None, arrays: Arrays | TypedA
         raise ConfigError("PyG data sets are read by ooc.pyg.dataset_source.ingest, which imports torch: call that instead")
     tidy(spec.out)
     check_absent(spec.out)
-    key = fingerprint(_settings(spec, typed), _files(spec))
-    steps = Steps(spec.out, key)
+    files, data = _files(spec), _data(typed)
+    common = input_key(spec.model_dump(exclude=_of_a_shard(spec)), files, _creator() + data)
+    steps = Steps(spec.out, fingerprint(spec.model_dump_json(exclude=_FREE) + _creator() + data, files))
     keep = False
     try:
         with Duck(spec.memory_bytes, steps.spill) as duck:
-            result = _Build(spec, steps, duck, progress or silent).run(typed)
+            result = _Build(spec, steps, duck, progress or silent, common).run(typed)
     except OSError as error:
         raise _disk(error, spec.out) from error
     except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -103,7 +107,13 @@ def _files(spec: Spec) -> list[Path]:
     return list(dict.fromkeys(path for each in (*spec.nodes.values(), *spec.edges.values()) for path in input_files(each)))
 
 
-def _settings(spec: Spec, arrays: TypedArrays | None) -> str:
+def _of_a_shard(spec: Spec) -> dict[str, Any]:
+    of_types = () if isinstance(spec, IngestSpec) else ("nodes", "edges")
+    return {**_OF_A_SHARD, **{name: {"__all__": _OF_A_SHARD} for name in of_types}}
+
+
+def _data(arrays: TypedArrays | None) -> str:
+    """Hex digest of arrays in memory."""
     digest = hashlib.sha256()
     for of_type, own in (arrays or {}).items():
         digest.update(str(of_type).encode())
@@ -112,7 +122,7 @@ def _settings(spec: Spec, arrays: TypedArrays | None) -> str:
             digest.update(f"{name} {array.dtype} {array.shape} ".encode())
             for block in blocks_of(array):
                 digest.update(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
-    return spec.model_dump_json(exclude=_FREE) + _creator() + digest.hexdigest()
+    return digest.hexdigest()
 
 
 def _creator() -> str:
@@ -125,8 +135,10 @@ def _creator() -> str:
 class _Build:
     """One ingest. Each method is a step or two; results are passed on through the journal as JSON."""
 
-    def __init__(self, spec: Spec, steps: Steps, duck: Duck, progress: Progress) -> None:
+    def __init__(self, spec: Spec, steps: Steps, duck: Duck, progress: Progress, key: str) -> None:
         self.spec, self.steps, self.duck, self.progress = spec, steps, duck, progress
+        self.key = key
+        """what shards of one store have in common"""
         self.nodes: dict[str, NodeTypeIngest] = {}
         self.edges: dict[EdgeKey, EdgeTypeIngest] = {}
         self.notes: list[str] = []
@@ -150,7 +162,10 @@ class _Build:
         graphs = None if self.graphs is None else self.graphs.write()
         self._write_arrays(order)
         manifest = self._manifest(partition, order).model_copy(update={"graphs": graphs})
-        finish_store(self.steps.store, self.spec.out, manifest)
+        if self.spec.shard is None:
+            finish_store(self.steps.store, self.spec.out, manifest)
+        else:
+            finish_shard(self.steps.store, self.spec.out, self.spec.part, self.key, manifest)
         return self._result(manifest, partition)
 
     def _gather(self, arrays: TypedArrays | None) -> None:
@@ -169,7 +184,7 @@ class _Build:
             self.nodes[name] = NodeTypeIngest(name, each, self._steps_of(name), self.duck, self.progress, of_nodes[name])
         for key, each in self.spec.edge_types.items():
             given = (key, each, self._steps_of(key), self.duck, self.progress, of_edges[key])
-            self.edges[key] = EdgeTypeIngest(*given, self.nodes[key[0]], self.nodes[key[2]])
+            self.edges[key] = EdgeTypeIngest(*given, self.nodes[key[0]], self.nodes[key[2]], self.spec.part)
 
     def _steps_of(self, of_type: str | EdgeKey) -> Steps:
         if isinstance(self.spec, IngestSpec):
@@ -226,7 +241,7 @@ class _Build:
         largest = max(self.nodes.values(), key=lambda node: node.num_nodes)
         added = self.spec.added_reverses
         bounds = [(edges.target, *([edges.source] if key in added else [])) for key, edges in self.edges.items()]
-        needed = 8 * sum(node.num_nodes for of_edges in bounds for node in of_edges)
+        needed = 8 * sum(len(self.spec.part.range(node.num_nodes)) for of_edges in bounds for node in of_edges)
         if needed > free:
             raise InputError(
                 f"{largest.num_nodes:,} nodes ({largest.why}) need {format_bytes(needed)} for the offsets of their edges "
@@ -275,12 +290,12 @@ class _Build:
                 ids.write_lmdb(self.duck, path, node.kind, each, node.num_nodes, self.progress, name)
             return {}
 
-        if pairs:
+        if pairs and self.spec.part.index == 1:  # the ids of all shards
             self.steps.run("ids.lmdb", fill, [path])
 
     def _write_arrays(self, order: Renumbering | None) -> None:
         """The steps of node arrays and edge features."""
-        make_sink: MakeSink = Appender if order is None else order.arranging().sink
+        make_sink: MakeSink = self.spec.part.sink(Appender if order is None else order.arranging().sink)
         for name, node in self.nodes.items():
             times = [edges.columns.time for key, edges in self.edges.items() if key[2] == name]
             node.write(make_sink, None if order is None else order.new, times[0] if times else None, self.graphs)
@@ -333,6 +348,7 @@ class _Build:
             "dropped": {name: count for name, count in dropped.items() if count},
             "non_finite": sum([each.scan.wild for each in self.edges.values()] + [int(each["wild"]) for each in of_arrays]),
             "partition": partition,
+            "shard": self.spec.shard,
             "num_graphs": None if manifest.graphs is None else manifest.graphs.count,
             "notes": (*self.steps.notes, *self.notes, *split_notes, *self._unused()),
         }

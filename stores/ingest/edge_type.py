@@ -20,6 +20,7 @@ from ooc.stores.ingest.events import Events
 from ooc.stores.ingest.ids import NO_EDGES, Bound, EdgeColumns, EdgeScan, IdTable
 from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.node_type import NodeTypeIngest
+from ooc.stores.ingest.shards import Shard
 from ooc.stores.ingest.spec import IngestSpec
 from ooc.stores.ingest.steps import Steps
 from ooc.stores.ingest.times import TimeColumn, time_column
@@ -39,7 +40,9 @@ class EdgeTypeIngest:
         inputs: Inputs,
         source: NodeTypeIngest,
         target: NodeTypeIngest,
+        part: Shard,
     ) -> None:
+        self.part = part
         self.key, self.spec, self.steps, self.duck, self.progress = key, spec, steps, duck, progress
         self.inputs, self.table, self.source, self.target = inputs, inputs.edges, source, target
         self.columns = self._columns()
@@ -139,6 +142,7 @@ class EdgeTypeIngest:
         bounds = [Bound(side, node.num_nodes, node.why) for side, node, _ in ends if not node.mapped]
         if bounds and not self.spec.drop_missing:
             ids.refuse_out_of_range(self.duck, self.columns, found, bounds)
+        self._refuse_other_ids()
         outside = any(not 0 <= scan.low <= scan.high < node.num_nodes for _, node, scan in ends if not node.mapped)
         if bounds and self.spec.drop_missing and (found.empty or outside):
             inside = " AND ".join(f"{each.side} BETWEEN 0 AND {each.num_nodes - 1}" for each in bounds)
@@ -153,6 +157,14 @@ class EdgeTypeIngest:
         left = self.steps.run("map", lambda: self._map(relation, tables), outputs)["left"]
         self.missing = found.edges - left
         return csc.parquet_relation(mapped)
+
+    def _refuse_other_ids(self) -> None:
+        for node in (self.source, self.target):
+            if self.spec.sorted and node.mapped:
+                raise InputError(
+                    f"{self.table.shown}: ids of nodes{node.of} are not their rows 0..{node.num_nodes - 1}, and looking them "
+                    "up changes the order of edges: number the nodes before you sort the edges, or leave out `sorted`"
+                )
 
     def _map(self, relation: str, tables: list[IdTable]) -> dict[str, Any]:
         left = ids.map_edges(self.duck, relation, self.scan.edges, tables, self.steps.stage, self.columns.rest, self.progress)
@@ -178,7 +190,8 @@ class EdgeTypeIngest:
             return relation
         if drop:
             relation = f"SELECT * FROM ({relation}) WHERE src <> dst"
-        self.events = Events(self.spec, self.steps, self.duck, self.progress, self.columns, self.target.num_nodes)
+        given = (self.spec, self.steps, self.duck, self.progress, self.columns, self.target.num_nodes)
+        self.events = Events(*given, self.part)
         return self.events.relation(relation, self.scan.edges, left - self.self_loops, in_order)
 
     def write_graph(self, relation: str, reverse: EdgeKey | None, check: Check | None) -> None:
@@ -189,16 +202,18 @@ class EdgeTypeIngest:
         rest, spec = self.columns.rest, self.spec
         left = self.scan.edges - self.missing
         slots = csc.directed(relation, spec.undirected, spec.drop_self_loops and self.sources is None, list(rest))
-        total, unique = left * (2 if spec.undirected else 1), self.steps.stage / "unique.parquet"
+        kept = self.part.where(slots, "dst", self.target.num_nodes)
+        total, unique = -(-left * (2 if spec.undirected else 1) // self.part.count), self.steps.stage / "unique.parquet"
         duplicates = 0
         if spec.drop_duplicates and total:
-            counts = self.steps.run("dedup", lambda: self._dedup(slots, total, unique), [unique])
+            counts = self.steps.run("dedup", lambda: self._dedup(kept, total, unique), [unique])
             duplicates, total = counts["before"] - counts["left"], counts["left"]
-            slots = csc.parquet_relation(unique)
+            slots = kept = csc.parquet_relation(unique)
         write = partial(self._write_csc, total=total, check=check)
-        self.made = write("graph", slots, self.key) | {"duplicates": duplicates}
+        self.made = write("graph", kept, self.key) | {"duplicates": duplicates}
         if reverse is not None:
-            self.added = write("reverse", csc.reversed_slots(slots, list(rest)), reverse)
+            back = self.part.where(csc.reversed_slots(slots, list(rest)), "dst", self.source.num_nodes)
+            self.added = write("reverse", back, reverse)
 
     def _write_csc(self, step: str, slots: str, key: EdgeKey, total: int, check: Check | None) -> dict[str, Any]:
         nodes, sources = self.target.num_nodes, self.sources
@@ -209,7 +224,9 @@ class EdgeTypeIngest:
 
         def write() -> dict[str, Any]:
             graph = (self.duck, store, slots, nodes, self.scan.edges, total, rest, self.progress)
-            return dict(csc.write_csc(*graph, check, key, sources, self.by_time, self.spec.edge_ids))
+            how = {"by_time": self.by_time, "part": self.part.range(nodes)}
+            where = self.table.where if self.spec.sorted else None
+            return dict(csc.write_csc(*graph, check, key, sources, edge_ids=self.spec.edge_ids, where=where, **how))
 
         return self.steps.run(step, write, [store / folder, store / names.checksum_array(folder)])
 
@@ -225,7 +242,7 @@ class EdgeTypeIngest:
         self.made["labels"] = {name: labels[name] for name in NO_LABELS}
 
     def _make_sink(self) -> MakeSink:
-        return Appender if self.events is None else self.events.sink()
+        return self.part.sink(Appender if self.events is None else self.events.sink())
 
     @property
     def dropped(self) -> dict[str, int]:

@@ -30,6 +30,8 @@ NODE_ROWS = 1 << 20
 Ints = NDArray[np.int64]
 Check = Callable[[Ints, NDArray[Any], Ints], None]
 """takes (destinations, sources, edge ids) of some slots; raises for what must not be"""
+Where = Callable[[int], str]
+"""file and row of an edge's position in the input"""
 
 
 def pack_bits(num_nodes: int, num_edges: int) -> int | None:
@@ -83,16 +85,19 @@ def sorted_slots(
     rest: Mapping[str, DTypeLike],
     sources: int | None = None,
     by_time: bool = False,
+    part: range | None = None,
 ) -> Iterator[tuple[Ints, NDArray[Any], Ints, dict[str, NDArray[Any]]]]:
     """Yield (dst int64, src int32|int64, edge_id int64, the columns `rest` by name) in canonical order, in batches.
 
     `num_slots` is about how many there are; `sources` is the number of sources of a bipartite graph; `by_time` sorts by the
-    column `time` before the edge id, which is its rank by time otherwise. Raises InputError for an end that is no node.
+    column `time` before the edge id, which is its rank by time otherwise; `part` has all destinations, if not all nodes may be
+    one. Raises InputError for an end that is no node.
     """
+    part = range(num_nodes) if part is None else part
     sources = num_nodes if sources is None else sources
     index = index_dtype(sources)
     payload = ", ".join([f"src::{'INTEGER' if index.itemsize == 4 else 'BIGINT'} AS src", *rest])
-    bits = None if by_time else pack_bits(num_nodes, num_edges)
+    bits = None if by_time else pack_bits(len(part), num_edges)
     if bits is None:
         order = "dst, time, edge_id" if by_time else "dst, edge_id"
         sql_of = f"SELECT dst::BIGINT AS dst, edge_id, {payload} FROM ({slots}) ORDER BY {order}"
@@ -100,12 +105,60 @@ def sorted_slots(
             _check_ends(column["dst"], column["src"], num_nodes, sources)
             yield column["dst"], column["src"], column["edge_id"], {name: column[name] for name in rest}
         return
-    sql_of = f"SELECT dst::BIGINT * {1 << bits} + edge_id AS key, {payload} FROM ({slots})"
-    keyed = _keyed(_columns(duck.stream(sql_of)), bits, num_nodes, sources)
-    of_keys = {"bits": (num_nodes - 1).bit_length() + bits, "low_bits": bits}
+    behind = f"(dst::BIGINT - {part.start})" if part.start else "dst::BIGINT"
+    sql_of = f"SELECT {behind} * {1 << bits} + edge_id AS key, {payload} FROM ({slots})"
+    keyed = _keyed(_columns(duck.stream(sql_of)), bits, len(part), sources)
+    of_keys = {"bits": max(0, len(part) - 1).bit_length() + bits, "low_bits": bits}
     columns = {"src": index, **rest}
     for key, of_slots in sorted_by_key(keyed, columns, num_slots, **of_keys, room=duck.room, spill=duck.scratch("slots")):
-        yield key >> bits, of_slots["src"], key & ((1 << bits) - 1), {name: of_slots[name] for name in rest}
+        yield (key >> bits) + part.start, of_slots["src"], key & ((1 << bits) - 1), {name: of_slots[name] for name in rest}
+
+
+def slots_in_order(
+    duck: Duck,
+    slots: str,
+    num_nodes: int,
+    rest: Mapping[str, DTypeLike],
+    sources: int | None = None,
+    by_time: bool = False,
+    *,
+    where: Where,
+) -> Iterator[tuple[Ints, NDArray[Any], Ints, dict[str, NDArray[Any]]]]:
+    """Yield the same of slots that come in canonical order, without sorting them; edge ids are positions in the input.
+
+    Raises InputError, naming the row by `where(edge id)`, for the first that is out of order, and for an end that is no node.
+    """
+    sources = num_nodes if sources is None else sources
+    width = "INTEGER" if index_dtype(sources).itemsize == 4 else "BIGINT"
+    columns = ", ".join(["dst::BIGINT AS dst", f"src::{width} AS src", "edge_id", *rest])
+    last: dict[str, NDArray[Any]] = {}
+    for found in _columns(duck.stream(f"SELECT {columns} FROM ({slots})")):
+        if not len(found["dst"]):
+            continue
+        _check_ends(found["dst"], found["src"], num_nodes, sources)
+        keys = [
+            np.concatenate([last.get(name, found[name][:1]), found[name]])
+            for name in (("dst", "time") if by_time else ("dst",))
+        ]
+        wrong = _descends(keys)
+        if wrong >= 0:
+            shown = "(destination, time)" if by_time else "destination"
+            before, after = (", ".join(str(key[at]) for key in keys) for at in (wrong, wrong + 1))
+            raise InputError(
+                f"{where(int(found['edge_id'][wrong]))}: {shown} {after} stands behind {before}: sort the edges by it (files "
+                "are read in the order of their names), or leave out `sorted`"
+            )
+        last = {name: found[name][-1:] for name in found}
+        yield found["dst"], found["src"], found["edge_id"], {name: found[name] for name in rest}
+
+
+def _descends(keys: Sequence[NDArray[Any]]) -> int:
+    """The first i with keys[i + 1] < keys[i], compared by the first key, then by the next ones; -1 if there is none."""
+    less, equal = np.zeros(len(keys[0]) - 1, bool), np.ones(len(keys[0]) - 1, bool)
+    for key in keys:
+        less |= equal & (key[1:] < key[:-1])
+        equal &= key[1:] == key[:-1]
+    return int(np.argmax(less)) if less.any() else -1
 
 
 def _keyed(columns: Iterator[dict[str, NDArray[Any]]], bits: int, num_nodes: int, sources: int) -> Iterator[Batch]:
@@ -143,6 +196,7 @@ class CscWriter:
         key: The edge type.
         sources: Number of sources of a bipartite graph, which has no self-loops.
         edge_ids: Whether the store has the column `edge_id`.
+        part: Destinations that are written, all nodes by default; entries of indptr count from its first.
 
     >>> with CscWriter(store, num_nodes=3, rest={}) as writer:
     ...     writer.add(dst, src, edge_id, {})  # int64[b], int32[b], int64[b]
@@ -156,22 +210,23 @@ class CscWriter:
         key: EdgeKey = HOMOGENEOUS,
         sources: int | None = None,
         edge_ids: bool = True,
+        part: range | None = None,
     ) -> None:
-        self.num_nodes = num_nodes
+        self._part = range(num_nodes) if part is None else part
         self.slots = 0
         self.loops = 0
         self._arrays = ExitStack()
         append = partial(self._appender, store, key)
         self._indices = append("indices", index_dtype(num_nodes if sources is None else sources))
         self._edge_id = append("edge_id", np.int64) if edge_ids else None
-        self._indptr = append("indptr", np.int64, num_nodes + 1)
+        self._indptr = append("indptr", np.int64, len(self._part) + 1)
         self._self_loops = append("self_loops", np.int64) if sources is None else None
         self._rest = {name: append(name, dtype) for name, dtype in rest.items()}
         weighted = "weight" in rest
-        self._sums = append("weight_sum", np.float32, num_nodes) if weighted else None
+        self._sums = append("weight_sum", np.float32, len(self._part)) if weighted else None
         self._loop_weight = append("loop_weight", np.float32) if weighted and sources is None else None
-        self._next = 0  # first node without an entry in indptr
-        self._open = 0  # first node whose weight sum is not yet written
+        self._next = self._part.start  # first node without an entry in indptr
+        self._open = self._part.start  # first node whose weight sum is not yet written
         self._carry = 0.0  # its partial sum
 
     def add(self, dst: Ints, src: NDArray[Any], edge_id: Ints, rest: Mapping[str, NDArray[Any]]) -> None:
@@ -202,9 +257,9 @@ class CscWriter:
             self._arrays.__exit__(kind, error, trace)
             return
         with self._arrays:
-            self._fill_indptr(np.empty(0, np.int64), self.num_nodes + 1)
+            self._fill_indptr(np.empty(0, np.int64), self._part.stop + 1)
             if self._sums is not None:
-                self._sum_weights(np.array([self.num_nodes]), np.zeros(1))
+                self._sum_weights(np.array([self._part.stop]), np.zeros(1))
 
     def _appender(self, store: Path, key: EdgeKey, name: str, dtype: DTypeLike, count: int | None = None) -> Appender:
         return self._arrays.enter_context(Appender(store, graph_array(name, key), (), dtype, count=count))
@@ -244,21 +299,28 @@ def write_csc(
     sources: int | None = None,
     by_time: bool = False,
     edge_ids: bool = True,
+    part: range | None = None,
+    where: Where | None = None,
 ) -> dict[str, int]:
     """Sort `slots` (SQL: src, dst, edge_id, and the columns `rest`) and write the graph; returns {"slots", "loops"}.
 
     `num_edges` is that of the input, one more than the largest edge id; `num_slots` is the expected number, for the progress.
-    `check` has (destinations, sources, edge ids) of the slots in turn, and raises for what must not be. For `key`,
-    `sources` and `edge_ids` see `CscWriter`, for `by_time` `sorted_slots`.
+    `check` has (destinations, sources, edge ids) of the slots in turn, and raises for what must not be. For `key`, `sources`,
+    `edge_ids` and `part` see `CscWriter`, for `by_time` `sorted_slots`. With `where` the slots are in order already, see
+    `slots_in_order`.
     """
-    progress("sort edges", 0, num_slots)
-    with CscWriter(store, num_nodes, rest, key, sources, edge_ids) as writer:
-        batches = sorted_slots(duck, slots, num_nodes, num_edges, num_slots, rest, sources, by_time)
+    step = "sort edges" if where is None else "pack edges"
+    progress(step, 0, num_slots)
+    if where is None:
+        batches = sorted_slots(duck, slots, num_nodes, num_edges, num_slots, rest, sources, by_time, part)
+    else:
+        batches = slots_in_order(duck, slots, num_nodes, rest, sources, by_time, where=where)
+    with CscWriter(store, num_nodes, rest, key, sources, edge_ids, part) as writer:
         for dst, src, edge_id, columns in batches:
             if check is not None:
                 check(dst, src, edge_id)
             writer.add(dst, src, edge_id, columns)
-            progress("sort edges", writer.slots, num_slots)
+            progress(step, writer.slots, num_slots)
     return {"slots": writer.slots, "loops": writer.loops}
 
 

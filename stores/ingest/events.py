@@ -20,12 +20,14 @@ from numpy.typing import DTypeLike, NDArray
 
 from ooc.stores import manifest as names
 from ooc.stores.arrays.zarr_write import Appender
+from ooc.stores.errors import InputError
 from ooc.stores.graph import index_dtype
 from ooc.stores.ingest import edges as csc
 from ooc.stores.ingest.arrange import Arranging, MakeSink, Sink
 from ooc.stores.ingest.duck import Duck, Progress
 from ooc.stores.ingest.ids import EdgeColumns
 from ooc.stores.ingest.renumber import ARRANGE_SHARE
+from ooc.stores.ingest.shards import Shard
 from ooc.stores.ingest.spec import IngestSpec
 from ooc.stores.ingest.steps import Steps
 
@@ -37,11 +39,18 @@ class Events:
     """One ingest's events. Each method is a resumable step or two; call `relation` first."""
 
     def __init__(
-        self, spec: IngestSpec, steps: Steps, duck: Duck, progress: Progress, columns: EdgeColumns, num_nodes: int
+        self,
+        spec: IngestSpec,
+        steps: Steps,
+        duck: Duck,
+        progress: Progress,
+        columns: EdgeColumns,
+        num_nodes: int,
+        part: Shard,
     ) -> None:
         self.spec, self.steps, self.duck, self.progress = spec, steps, duck, progress
         self.store, self.stage = steps.store, steps.stage
-        self.columns, self.num_nodes = columns, num_nodes
+        self.columns, self.num_nodes, self.part = columns, num_nodes, part
         self._staged = self.stage / "events.parquet"
         self._position, self._number = self.stage / "position.npy", self.stage / "number.npy"
         self.count = 0
@@ -56,9 +65,16 @@ class Events:
         """
         ascending = bool(self.steps.run("time order", self._look)["ascending"])
         self.sorted = ascending and left == given
+        if self.part.count > 1 and not self.sorted:
+            what = "times decrease" if not ascending else "edges were dropped"
+            raise InputError(
+                f"{self.columns.table.shown}: {what}, so events are numbered by the whole input, of which `shard` has a part: "
+                "sort the table by time without such edges, or leave out `shard`"
+            )
         straight = ascending and in_order
         outputs = [self.store / names.EVENTS, self.store / names.CHECKSUMS / names.EVENTS, self._staged]
-        self.count = self.steps.run("events", lambda: self._write(relation, left, straight), outputs)["events"]
+        self.steps.run("events", lambda: self._write(relation, left, straight), outputs)
+        self.count = left
         return relation if self.sorted else csc.parquet_relation(self._staged)  # a position in time order is the number
 
     def _look(self) -> dict[str, Any]:
@@ -78,7 +94,7 @@ class Events:
 
     def _write(self, relation: str, left: int, straight: bool) -> dict[str, Any]:
         rest = self.columns.rest
-        query = f"SELECT {', '.join(['src', 'dst', 'edge_id', *rest])} FROM ({relation})"
+        query = f"SELECT {', '.join(['src', 'dst', 'edge_id', *rest])} FROM ({self.part.where(relation, 'edge_id', left)})"
         if not straight:
             query += " ORDER BY time, edge_id"
         index = index_dtype(self.num_nodes)
@@ -96,7 +112,7 @@ class Events:
                 if staged is not None:
                     staged.append(held, done)
                 done += batch.num_rows
-                self.progress("order events", done, left)
+                self.progress("order events", done, len(self.part.range(left)))
         return {"events": done}
 
     def sink(self) -> MakeSink:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ooc.stores.errors import ConfigError
+from ooc.stores.ingest.shards import Shard
 from ooc.stores.manifest import HOMOGENEOUS, NODE, EdgeKey, Partition, TimeUnit
 from ooc.stores.sizes import parse_bytes
 
@@ -61,6 +62,9 @@ class IngestSpec(BaseModel):
     undirected: bool = False
     reverse: bool = False
     """add a reverse edge type rev_NAME to every edge type; needs types"""
+    sorted: bool = False
+    """edges are in order of their destinations (with types that have times: of destination and time), and are not sorted
+    again; node ids are 0..N-1"""
     drop_duplicates: bool = False
     """keep the first edge of each (source, destination)"""
     drop_self_loops: bool = False
@@ -132,6 +136,8 @@ class IngestSpec(BaseModel):
     """folder in OGB's raw layout: of one graph, also of several types, or of many graphs"""
     graphbolt: Path | None = None
     """folder of DGL GraphBolt's OnDiskDataset (metadata.yaml), with one type of nodes and edges"""
+    shard: str | None = None
+    """i/n: build the i-th of n ranges of the nodes and edges, which `ooc join` puts together"""
     memory: str | int = "2GB"
 
     @model_validator(mode="after")
@@ -166,6 +172,8 @@ class IngestSpec(BaseModel):
         self._check_graphs()
         self._check_times()
         self._check_split()
+        self._check_order()
+        self._check_shard()
         if self.arg and self.pyg is None:
             raise ConfigError("`arg` is an argument of a PyG data set: give `pyg` too")
         if self.parts is None and self.partitioner != "auto":
@@ -199,12 +207,45 @@ class IngestSpec(BaseModel):
 
     def with_graphs(self) -> "IngestSpec":
         """Return these settings for many graphs. Raises ConfigError where a setting does not go with them."""
-        for name in ("parts", "time"):
-            if getattr(self, name) is not None:
+        for name in ("parts", "time", "shard", "sorted"):
+            if getattr(self, name):
                 raise ConfigError(f"`{name}` does not go with many graphs: leave it out, or ingest one graph")
         if self.order != "input":
             raise ConfigError("`order` does not go with many graphs, whose nodes stay together: leave it out")
         return self
+
+    def _check_order(self, events: bool = True) -> None:
+        """`events`: whether edges with times are stored in their order, too."""
+        if not self.sorted:
+            return
+        if self.edges is None:
+            raise ConfigError("`sorted` says that the rows of `edges` are in order: give that, or leave it out")
+        for name in ("undirected", "drop_duplicates"):
+            if getattr(self, name):
+                raise ConfigError(f"`{name}` sorts edges again: do it before you sort them, or leave out `sorted`")
+        if events and self.time is not None:
+            raise ConfigError("`time` sorts edges again, because events are stored in order of time: leave out `sorted`")
+        if self._renumbers:
+            raise ConfigError(f"`{self._renumbers}` numbers nodes anew and sorts edges again: leave out it, or `sorted`")
+
+    def _check_shard(self) -> None:
+        if self.shard is None:
+            return
+        Shard.parse(self.shard)
+        if self._renumbers:
+            raise ConfigError(
+                f"`{self._renumbers}` numbers nodes by the whole graph, of which `shard` has a part: leave it out"
+            )
+        self._check_statistics()
+
+    def _check_statistics(self) -> None:
+        if self.normalize == "standard":
+            raise ConfigError("`normalize='standard'` needs the training rows of all shards: leave it out, or `shard`")
+
+    @property
+    def _renumbers(self) -> str:
+        """The setting that gives nodes another order, "" for none."""
+        return "parts" if self.parts is not None else "order" if self.order != "input" else ""
 
     def _check_split(self) -> None:
         if self.random_split is None:
@@ -300,6 +341,11 @@ class IngestSpec(BaseModel):
         return None if self.random_split is None else parse_shares(self.random_split)
 
     @property
+    def part(self) -> Shard:
+        """The shard to build; one of one for a whole store."""
+        return Shard() if self.shard is None else Shard.parse(self.shard)
+
+    @property
     def memory_bytes(self) -> int:
         return parse_bytes(self.memory)
 
@@ -333,6 +379,8 @@ class IngestResult:
     """NaN and infinite values kept by `allow_nan`"""
     num_graphs: int | None = None
     """graphs in a store of many"""
+    shard: str | None = None
+    """i/n, if that is what was built: `num_edges` are then its own"""
     seconds: float = 0.0
     resumed: tuple[str, ...] = ()
     """steps finished by an earlier, interrupted run"""

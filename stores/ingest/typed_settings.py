@@ -38,6 +38,7 @@ def typed_settings(
     of_nodes = {name: _node_spec(spec, parts, labelled) for name, parts in nodes.items()}
     of_edges = {show_edge_type(key): _edge_spec(spec, key, parts) for key, parts in edges.items()}
     rest: dict[str, Any] = {"out": spec.out, "memory": spec.memory, "reverse": spec.reverse, "pyg": spec.pyg}
+    rest["shard"] = spec.shard
     known = {show_edge_type(one): show_edge_type(other) for one, other in (reverse_of or {}).items()}
     return HeteroSpec(**rest, nodes=of_nodes, edges=of_edges, reverse_of=known)
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.ingest.shards import Shard
 from ooc.stores.ingest.spec import BY_EDGE_TYPE, BY_NODE_TYPE, IngestSpec
 from ooc.stores.manifest import HOMOGENEOUS, EdgeKey, check_type_name, parse_edge_type, show_edge_type
 from ooc.stores.sizes import parse_bytes
@@ -22,7 +23,8 @@ _OF_ONE = (
 )
 """fields of an ingest of one type only"""
 _OF_TABLES = ("header", "id_type", "drop_missing", "allow_nan", "dtype")
-_OF_NODES, _OF_EDGES = (*_OF_TABLES, "normalize"), (*_OF_TABLES, "drop_duplicates", "drop_self_loops", "time_unit", "edge_ids")
+_OF_NODES = (*_OF_TABLES, "normalize")
+_OF_EDGES = (*_OF_TABLES, "drop_duplicates", "drop_self_loops", "time_unit", "edge_ids", "sorted")
 """fields that are the same for all types"""
 _TASK = "task"
 """the one field that is of node types and of edge types"""
@@ -53,6 +55,7 @@ class EdgeTypeSpec(IngestSpec):
     @model_validator(mode="after")
     def _fits_together(self) -> "EdgeTypeSpec":
         self._check_times()
+        self._check_order(events=False)
         self.edge_feature_patterns()
         return self
 
@@ -73,6 +76,8 @@ class HeteroSpec(BaseModel):
     reverse: bool = False
     reverse_of: dict[str, str] = {}
     """edge types of the input whose edges are those of another one in the other direction, in the same order"""
+    shard: str | None = None
+    """as of `IngestSpec`"""
     memory: str | int = "2GB"
     pyg: str | None = None
     """what arrays in memory are called in messages"""
@@ -93,6 +98,14 @@ class HeteroSpec(BaseModel):
         for key in self.added_reverses.values():
             if key in self.edge_types:
                 raise ConfigError(f"`reverse` adds edge type {show_edge_type(key)}, which is there already: give one of them")
+        if self.reverse and any(spec.sorted for spec in self.edges.values()):
+            raise ConfigError("`reverse` sorts edges by their sources: leave out it, or `sorted`")
+        if self.shard is not None:
+            Shard.parse(self.shard)
+            if self.reverse and any(spec.drop_duplicates for spec in self.edges.values()):
+                raise ConfigError("`drop_duplicates` and `reverse` together do not go with `shard`: drop them from the input")
+            for spec in self.nodes.values():
+                spec._check_statistics()
         parse_bytes(self.memory, "memory")
         return self
 
@@ -119,6 +132,11 @@ class HeteroSpec(BaseModel):
     def known_reverses(self) -> dict[EdgeKey, EdgeKey]:
         """`reverse_of` by keys."""
         return {parse_edge_type(one): parse_edge_type(other) for one, other in self.reverse_of.items()}
+
+    @property
+    def part(self) -> Shard:
+        """The shard to build; one of one for a whole store."""
+        return Shard() if self.shard is None else Shard.parse(self.shard)
 
     @property
     def memory_bytes(self) -> int:
@@ -164,7 +182,7 @@ def spec_of(given: Mapping[str, Any], parse: Parse = lambda model, values: model
     _settle(given, of_nodes, of_edges)
     nodes = {name: _made(parse, NodeTypeSpec, f"node type {name!r}", given, of_nodes[name]) for name in types}
     specs = {key: _made(parse, EdgeTypeSpec, f"edge type {show_edge_type(key)}", given, of_edges[key]) for key in edges}
-    rest: dict[str, Any] = {name: given[name] for name in ("out", "reverse", "memory") if name in given}
+    rest: dict[str, Any] = {name: given[name] for name in ("out", "reverse", "memory", "shard") if name in given}
     by_text = {show_edge_type(key): spec for key, spec in specs.items()}
     return parse(HeteroSpec, {**rest, "nodes": nodes, "edges": by_text})
 
