@@ -6,6 +6,8 @@ SCRIPTS = {
     "train_nodes": "classify nodes with your own PyTorch loop: NeighborLoader, validation, predictions of all nodes",
     "train_events": "train on a stream of events, ranking each event's destination against negatives",
     "train_snapshots": "train on windows of a temporal graph, each predicting the next one",
+    "sort_edges_dask": "sort edges with Dask, for `ooc ingest --sorted`",
+    "sort_edges_spark": "sort edges with Spark, for `ooc ingest --sorted`",
 }
 """name -> what the script does"""
 

@@ -224,9 +224,8 @@ class EdgeTypeIngest:
 
         def write() -> dict[str, Any]:
             graph = (self.duck, store, slots, nodes, self.scan.edges, total, rest, self.progress)
-            how = {"by_time": self.by_time, "part": self.part.range(nodes)}
-            where = self.table.where if self.spec.sorted else None
-            return dict(csc.write_csc(*graph, check, key, sources, edge_ids=self.spec.edge_ids, where=where, **how))
+            where, part = self.table.where if self.spec.sorted else None, self.part.range(nodes)
+            return dict(csc.write_csc(*graph, check, key, sources, self.by_time, self.spec.edge_ids, part, where))
 
         return self.steps.run(step, write, [store / folder, store / names.checksum_array(folder)])
 
