@@ -43,21 +43,14 @@ class OffloadedTensor(NamedTuple):
 class OffloadMemory:
     """Tensors of a GPU in the host's memory."""
 
-    in_memory = True
-
     def put(self, tensor: Tensor) -> Tensor:
         """A copy of it. It is not page-locked: torch rounds the bytes of that memory up to a power of two."""
         (values,) = HostCopy([tensor.contiguous()]).tensors()
         return values.clone()
 
-    def get(self, offloaded: OffloadedTensor) -> Tensor:
-        raise NotImplementedError("what is in memory is there")
-
 
 class OffloadFile:
     """Tensors on disk, in files of 64 MB below `folder` that are written front to back and used again after `clear`."""
-
-    in_memory = False
 
     def __init__(self, folder: Path, stats: IoStats) -> None:
         self._folder, self._stats = folder, stats
@@ -208,7 +201,7 @@ class PendingChunk:
             if at == rows.untyped_storage().data_ptr() and tensor.dtype == rows.dtype and tensor.numel():
                 self.needed_inputs.add(name)
                 return name, tensor.storage_offset() - rows.storage_offset(), tensor.size(), tensor.stride()
-        if self._offload is None or self._offload.in_memory:
+        if not isinstance(self._offload, OffloadFile):
             self.nbytes += tensor.numel() * tensor.element_size()
         self._kept.append(tensor)
         return len(self._kept) - 1
@@ -231,7 +224,7 @@ class PendingChunk:
 
     def fetch(self) -> None:
         """Read what is on disk; in any thread, before `backward`."""
-        if self._offload is not None:
+        if isinstance(self._offload, OffloadFile):
             self._kept = [self._offload.get(kept) if isinstance(kept, OffloadedTensor) else kept for kept in self._kept]
 
     def backward(self, given: Tensors, grads: Tensors) -> Tensors:

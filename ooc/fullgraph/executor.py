@@ -50,7 +50,9 @@ class Executor(ForwardExecutor):
         super().__init__(modules, store, scans)
         self.program, self.shape, self.placement = program, modules.shape, store.placement
         self.offload, self.room, self.constant = offload, room, constant
-        self.loss = 0.0
+        self._loss = 0.0
+        self._losses: list[Tensor] = []
+        """of chunks, which were not read yet"""
         self._log, self._progress = log, progress
         self._number, self._resumed_op = 0, ""
         self._made = {*constant, *(v.name for v in program.values if v.kind in ("features", "edges"))}
@@ -87,6 +89,15 @@ class Executor(ForwardExecutor):
         finally:
             self._release()
 
+    @property
+    def loss(self) -> float:
+        """So far; on a GPU it is waited for."""
+        if self._losses:
+            (values,) = HostCopy([torch.stack(self._losses)]).tensors()
+            self._loss = sum(values.tolist(), self._loss)
+            self._losses.clear()
+        return self._loss
+
     def _resumed(self) -> StepPosition:
         """Where to begin: where a log of this very step ends, with what it says is made."""
         position = None if self._log is None else self._log.found()
@@ -95,7 +106,7 @@ class Executor(ForwardExecutor):
             if self._log is not None:
                 self._log.forget()
             return StepPosition()
-        self.loss = position.loss
+        self._loss = position.loss
         self._made |= set(position.made)
         self._begun |= set(position.begun)
         self.store.halves.update(position.halves)
@@ -197,7 +208,7 @@ class Executor(ForwardExecutor):
         out, grads = pending.outputs["out"].requires_grad_(), {}
         value = loss(chunk.place.first, out)
         if value is not None:
-            self.loss += float(value.detach())
+            self._losses.append(value.detach())
             (gradient,) = torch.autograd.grad(value, out)
             grads = {"out": gradient}
         self._put_gradients(op, chunk, pending.backward(given, grads))

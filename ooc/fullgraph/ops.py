@@ -111,14 +111,16 @@ class Moments:
     """Mean and variance of rows that come in chunks, each [f] in float64 (Chan et al., 1979)."""
 
     def __init__(self, state: list[Any] | None = None) -> None:
-        self.state: list[Any] = [0, torch.zeros(()), torch.zeros(())] if state is None else state
+        self.state: list[Any] = [0, None, None] if state is None else state
 
     def add(self, z: Tensor) -> None:
         """z: [n, f]."""
-        rows, (count, *sums) = z.detach().double(), self.state
-        before, squares = (each.to(rows.device) for each in sums)
+        rows, (count, before, squares) = z.detach().double(), self.state
         mean = rows.mean(0)
         own = (rows - mean).square_().sum(0)
+        if not count:
+            self.state = [len(rows), mean, own]
+            return
         total, gap = count + len(rows), mean - before
         squares = squares + own + gap.square() * (count * len(rows) / total)
         self.state = [total, before + gap * (len(rows) / total), squares]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ooc.fullgraph.ops import Statistics, StepModules
 from ooc.layerwise.layerwise_pass import digest
 from ooc.models.dropout import STREAM
+from ooc.runtime.transfer import on_host
 from ooc.stores.io.atomic import sync_dir, write_file
 
 NOTE = "step.pt"
@@ -106,4 +107,5 @@ class StepLog:
 def key_of(model: nn.Module, data: str) -> str:
     """Of the parameters and buffers as they are, the gradients that a step adds to, what dropout draws, and the data."""
     named = [*model.state_dict().items(), *((f"{n} grad", p.grad) for n, p in model.named_parameters() if p.grad is not None)]
-    return digest(f"{data} {model} {STREAM}", [*sorted(named, key=lambda item: item[0]), ("generator", torch.get_rng_state())])
+    known = on_host(sorted(named, key=lambda item: item[0]))
+    return digest(f"{data} {model} {STREAM}", [*known, ("generator", torch.get_rng_state())])

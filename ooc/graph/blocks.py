@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.utils.sparse import index2ptr
 
+from ooc.runtime.transfer import placed
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.graph import Graph
 
@@ -186,10 +187,10 @@ def graph_block(
     taken as they are. degree: int64[n], of the nodes, if it is known."""
 
     def tensor(array: Any) -> torch.Tensor:
-        return array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        return array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
 
     loop = graph.last_loop_weight(node)
-    return Block(
+    block = Block(
         tensor(edge_index),
         tensor(indptr),
         len(node),
@@ -200,6 +201,7 @@ def graph_block(
         None if graph.weight_sum is None else tensor(np.asarray(graph.weight_sum[node], np.float32)),
         None if loop is None else tensor(loop),
     )
+    return block if device is None else placed(block, device)
 
 
 def pointers(ascending: Tensor, size: int) -> Tensor:

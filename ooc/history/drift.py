@@ -26,7 +26,7 @@ from ooc.history.history import History
 from ooc.loading.collate import block_of, edge_index_of
 from ooc.models.layers import as_input, autocast, run_layers
 from ooc.runtime.keyed_random import KeyedPermutation, mix
-from ooc.runtime.transfer import moved
+from ooc.runtime.transfer import HostCopy, placed
 from ooc.sampling import NeighborSampler
 from ooc.stores.arrays.rows import Ids, Rows
 from ooc.stores.dataset import Dataset
@@ -139,12 +139,12 @@ class Drift:
     def _sums(self, field: Subgraph, key: int) -> NDArray[np.float64]:
         """The `SquaredNorms` of the field's seeds, float64[layers, 7]."""
         seeds = field.node[: field.num_nodes[0]]
-        first = moved(block_of(self.ds.graph, field, torch.from_numpy(edge_index_of(field))), self.device)
+        first = placed(block_of(self.ds.graph, field, torch.from_numpy(edge_index_of(field))), self.device)
         blocks = blocks_of(first, field.num_nodes, field.num_edges)
-        x = self._read(self.ds.rows("x"), field.node).to(self.device)
+        x = placed(self._read(self.ds.rows("x"), field.node), self.device)
         found: list[SquaredNorms] = []
         for start in range(len(self.history.rows) - len(blocks) + 1):
-            below = self._read(self.history.rows[start - 1], field.node).to(self.device).float() if start else None
+            below = placed(self._read(self.history.rows[start - 1], field.node), self.device).float() if start else None
             draws = []
             for number in range(_DRAWS):
                 torch.manual_seed(mix(key ^ mix(mix(int(seeds[0])) ^ (_DRAWS * start + number))) >> 1)
@@ -163,12 +163,12 @@ class Drift:
         made: list[Tensor] = []
 
         def keep(_: int, out: Tensor) -> Tensor:
-            made.append(out[: blocks[-1].num_dst].double().cpu())
+            made.append(out[: blocks[-1].num_dst].double())
             return out
 
         rows = initial if below is None else below
         keep(0, run_layers(layers[start : start + len(blocks)], rows, blocks, between=keep, initial=initial))
-        return made
+        return HostCopy(made).tensors()
 
     def _read(self, rows: Rows, ids: Ids) -> Tensor:
         stored = np.empty((len(ids), *rows.shape[1:]), rows.dtype)

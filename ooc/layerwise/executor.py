@@ -250,8 +250,8 @@ class ForwardExecutor:
         """A chunk's outputs by the names of values, once those of `writes` are put."""
         with self.stats.timed(COMPUTE):
             outputs = compute(chunk)
-        for name in writes:
-            (rows,) = HostCopy([outputs[name].to(self._dtype)]).arrays()
+        names = list(writes)
+        for name, rows in zip(names, HostCopy([outputs[name].to(self._dtype) for name in names]).arrays(), strict=True):
             self.store.put(name, chunk.place.first, rows)
         return outputs
 

@@ -31,6 +31,7 @@ from ooc.models.user_models import edge_features_for, forward_batch, forward_lay
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.pipeline import Stage
 from ooc.runtime.range_io import write_range
+from ooc.runtime.transfer import on_host
 from ooc.stores.arrays.rows import Ids, Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
@@ -187,7 +188,7 @@ class FullNeighborPass:
             text += f" {self._nodes.name}"
         if self._layer is not None:
             text += f" layer {self._layer}"
-        return digest(text, chain(sorted(self.model.state_dict().items()), self._table_rows()))
+        return digest(text, chain(on_host(sorted(self.model.state_dict().items())), self._table_rows()))
 
     def _table_rows(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All rows of the tables, a piece at a time."""

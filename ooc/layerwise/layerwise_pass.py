@@ -26,6 +26,7 @@ from ooc.loading.feature_cache import registry_of
 from ooc.models.dropout import DropoutKeys
 from ooc.models.layers import evaluating
 from ooc.runtime.memory_plan import MemoryPlan
+from ooc.runtime.transfer import on_host
 from ooc.stores.arrays.rows import Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
@@ -124,7 +125,7 @@ class LayerwisePass:
 
     def fingerprint(self) -> str:
         """A digest of the parameters and the data."""
-        return digest(f"{self.dataset.fingerprint} {self._upto} {self.model}", sorted(self.model.state_dict().items()))
+        return digest(f"{self.dataset.fingerprint} {self._upto} {self.model}", on_host(sorted(self.model.state_dict().items())))
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -216,11 +217,11 @@ class LayerwisePass:
 
 
 def digest(text: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """SHA-256 of a text and of the bytes of named tensors, in their order."""
+    """SHA-256 of a text and of the bytes of named tensors in the host's memory, in their order."""
     hashed = hashlib.sha256(text.encode())
     for name, tensor in tensors:
         hashed.update(name.encode())
-        hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        hashed.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return hashed.hexdigest()
 
 

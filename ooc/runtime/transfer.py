@@ -239,9 +239,14 @@ def moved(batch: Any, device: torch.device) -> Any:
     return map_leaves(batch, change)
 
 
+def placed(batch: Any, device: torch.device) -> Any:
+    """`moved` of what is in the host's memory; to CUDA through page-locked memory, without waiting."""
+    return moved(pin(batch) if device.type == "cuda" else batch, device)
+
+
 def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Copies on `device` of tensors in the host's memory; to CUDA through page-locked memory, without waiting."""
-    return [*moved(pin(tuple(tensors)), device)] if device.type == "cuda" and tensors else [each.to(device) for each in tensors]
+    """`placed` of tensors."""
+    return [*placed(tuple(tensors), device)] if tensors else []
 
 
 class HostCopy:
@@ -280,6 +285,13 @@ class HostCopy:
         if self.done:
             return made(self.arrays())
         return lambda: made(self.arrays())
+
+
+def on_host(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Named tensors in the host's memory, for which it waits once."""
+    named = list(named)
+    copies = HostCopy([tensor for _, tensor in named]).tensors()
+    return [(name, copy) for (name, _), copy in zip(named, copies, strict=True)]
 
 
 def _locked_copy(tensor: Tensor) -> Tensor:

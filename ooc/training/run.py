@@ -15,6 +15,7 @@ from ooc.metrics.tasks import LOWER_IS_BETTER
 from ooc.models.dropout import STREAM
 from ooc.runtime.memory import MemoryMeter
 from ooc.runtime.ranks import Ranks
+from ooc.runtime.transfer import on_host
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import OocError
 from ooc.training import checkpoint, summary
@@ -139,7 +140,7 @@ class Run:
         better = value is not None and (state.best_score is None or value > state.best_score)
         if better:
             state.best_score, state.best_epoch, state.best_scores, state.stale = value, state.epoch, scores, 0
-            self.best_model = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+            self.best_model = {name: tensor.clone() for name, tensor in on_host(self.model.state_dict().items())}
         else:
             state.stale += 1
         return better

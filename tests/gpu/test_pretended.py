@@ -1,11 +1,12 @@
 """On a pretended CUDA device (`tests.pretended_cuda`): every kind of run has the CPU's losses, and its steps do not wait."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from torch_geometric.data import Data
 
 import ooc
 from ooc.config.modes import class_of
+from ooc.fullgraph.program import TensorPlacement
+from ooc.fullgraph.step import FullGraph
 from ooc.loading.choose_pool import _Chooser
 from ooc.runtime.memory_plan import DevicePlan
 from ooc.stores.build import write_store
@@ -126,24 +129,43 @@ class Noted(LineWatcher):
         self.notes.append(text)
 
 
+class ExactStep(NamedTuple):
+    """What was counted in a step on the whole graph."""
+
+    ops: int
+    stays: bool
+    """whether what autograd keeps stays on the device, or is made again"""
+    found: Counter[str]
+
+
 class Counted:
-    """What was counted up to the end of each step, its loss being read or not."""
+    """What was counted up to the end of each step, its loss being read or not, and in each exact step."""
 
     def __init__(self, device: PretendedDevice) -> None:
         self._counts, self.steps = device.counts, []  # type: ignore[var-annotated]
+        self.exact: list[ExactStep] = []
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count the steps of runs in the block."""
-        end_step = Run.end_step
+        end_step, exact_step = Run.end_step, FullGraph.step
 
         def counted(run: Run, loss: Tensor) -> None:
             epoch = run.state.epoch
             end_step(run, loss)
             self.steps.append((epoch, self._counts.number.copy()))
 
+        def counted_exactly(full: FullGraph, *given: Any) -> float:
+            before = self._counts.number.copy()
+            loss = exact_step(full, *given)
+            saved = {full.placement.of(value.name) for value in full.program.values if value.kind == "saved"}
+            stays = saved <= {TensorPlacement.DEVICE, TensorPlacement.RECOMPUTED}
+            self.exact.append(ExactStep(len(full.program.ops), stays, self._counts.number - before))
+            return loss
+
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Run, "end_step", counted)
+            patch.setattr(FullGraph, "step", counted_exactly)
             yield
 
     def most(self, kind: str) -> int:
@@ -232,5 +254,9 @@ def check_losses(stores: dict[str, Path], tmp_path: Path, kind: str) -> None:
     assert counts[OPERATION] > len(losses["cuda"])
     assert counted.most(SYNC) <= 1, counts.told(SYNC)
     assert counted.most(PAGEABLE) == 0, counts.told(PAGEABLE)
+    assert len(counted.exact) == (len(losses["cuda"]) if given.get("mode") == "full" else 0)
+    for step in counted.exact:
+        assert step.found[PAGEABLE] == 0, counts.told(PAGEABLE)
+        assert step.found[SYNC] <= step.ops + 1 or not step.stays, counts.told(SYNC)  # one chunk, and the loss
     second = [each for epoch, each in counted.steps if epoch == 1]
     assert second[0][REGISTERED] == second[-1][REGISTERED], counts.told(REGISTERED)
