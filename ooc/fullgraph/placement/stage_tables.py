@@ -34,6 +34,12 @@ class ValueChoice(NamedTuple):
 Known = Mapping[str, ValueChoice]
 
 
+def _depends(value: Value, choice: ValueChoice) -> bool:
+    """Whether the backward pass needs a value only if it makes sums of it again."""
+    stays = value.constant and choice.where is not TensorPlacement.RECOMPUTED
+    return value.kind == "rows" and not value.backward and not stays
+
+
 @dataclass(frozen=True)
 class PlacementStage:
     """An op of the forward pass with those of the backward pass that undo it, in order. sums: what it sums up; decides: values;
@@ -110,11 +116,13 @@ class Stages:
                 for tier in (TensorPlacement.RETAINED, TensorPlacement.DISK)
                 if tier in tiers
             ]
-        if value.backward or value.constant:
+        if value.backward:
             return found
         sums = [self.costs.sums[op.name] for op in self.program.forward if op.summed == value.name]
         summed_again = any(name and self.values[name].backward for name in sums)
-        return [choice._replace(needed=False) for choice in found] + found * summed_again
+        open_yet = [choice for choice in found if _depends(value, choice)]
+        unneeded = [choice._replace(needed=False) if choice in open_yet else choice for choice in found]
+        return unneeded + open_yet * summed_again
 
     def kept(self, value: Value, choice: ValueChoice) -> bool:
         """Whether a value stands from when it is made until it is needed in the backward pass."""
@@ -272,7 +280,6 @@ class Stages:
         else:
             self._adds(cells, source, known)
             cells[UNIT] = cells[LEAST]
-        own = self.values[source]
-        if own.kind == "rows" and not (own.backward or own.constant):
+        if _depends(self.values[source], known[source]):
             wanted = bool(value.backward) and choice.where is TensorPlacement.RECOMPUTED
             cells[LEAST] = np.inf if wanted != known[source].needed else cells[LEAST]

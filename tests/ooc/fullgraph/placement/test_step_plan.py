@@ -76,6 +76,24 @@ def problems(draw: st.DrawFn) -> tuple[Program, StepProfile, TierRoom]:
     return program, known, TierRoom(room[0], room[1] if gpu else 0, room[2])
 
 
+def test_rows_that_no_backward_pass_needs_are_not_made_again_for_one() -> None:
+    retained, disk, recomputed = TensorPlacement.RETAINED, TensorPlacement.DISK, TensorPlacement.RECOMPUTED
+    allowed = {
+        "x": (retained, disk),
+        "initial": (disk,),
+        "rows0": (recomputed,),
+        "near0": (retained, recomputed),
+        "edges": (disk,),
+    }
+    program = chain([16, 16], constant=True, initial=True, placements=allowed)
+    known = profile(program, [0, 0, 0, 16, 1], 0.0)
+    size = program.value("x").nbytes
+    room = TierRoom(5 * size // 2, 0, 5 * size)
+    found = search(program, known, room.bytes)
+    assert found is not None
+    assert seconds_of(program, known, found.placement, room) == best_of_all(program, known, room)
+
+
 @settings(deadline=None, max_examples=60)
 @given(problems())
 def test_the_search_finds_what_trying_everything_finds(problem: tuple[Program, StepProfile, TierRoom]) -> None:
