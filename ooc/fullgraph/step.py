@@ -40,6 +40,8 @@ from ooc.stores.io.atomic import remove_tree
 from ooc.stores.process import resident_bytes
 from ooc.stores.sizes import format_bytes
 
+_RANGES_SHARE = 2
+"""Ranges of layers that gather have half of a GPU's memory"""
 _UNMEASURED = 2
 """how much more autograd may keep than is estimated"""
 
@@ -107,9 +109,9 @@ class FullGraph:
         self.on_gpu = device_of(model).type != "cpu"
         self.program = build(self.shape, self.on_gpu)
         gathers = self.on_gpu and device_memory > 0 and any(op.kind == "gather" for op in self.program.forward)
-        self._ranges = device_memory // 2 if gathers else room
+        self._ranges = device_memory // _RANGES_SHARE if gathers else room
         """bytes for ranges at most"""
-        self.device_room = device_memory - device_memory // 2 if gathers else device_memory
+        self.device_room = device_memory - self._ranges if gathers else device_memory
         self.traffic = IoStats()
         tidy = Tidy(most - backward_bytes(self.shape))  # that much is allocated between two looks
         columns, dtype = {v.name: v.columns for v in self.program.values}, np.dtype(f"float{8 * self.shape.itemsize}")
@@ -132,7 +134,8 @@ class FullGraph:
     def _check_room(self) -> None:
         """Whether memory holds what is computed together: the largest hub, and all rows of a layer with a norm inside."""
         graph, memory = self.dataset.graph, min(gathered_share(self.room), self._ranges)
-        check_hub(graph, self.shape, memory)
+        check_hub(graph, self.shape, gathered_share(self.room))
+        check_hub(graph, self.shape, self._ranges, gpu_share=_RANGES_SHARE)
         for index, (layer, shape) in enumerate(zip(self._parts[1], self.shape.layers, strict=True)):
             found = hidden_norms(layer)
             if not found:

@@ -203,9 +203,9 @@ def room_in(
     return left - besides
 
 
-def check_hub(graph: Graph, shape: ModelShape, memory: int) -> None:
+def check_hub(graph: Graph, shape: ModelShape, memory: int, gpu_share: int = 0) -> None:
     """Raise BudgetError, naming the node, where one has too many in-edges for a layer that gathers. memory: bytes for two
-    ranges of nodes, see `gather_ranges`."""
+    ranges of nodes, see `gather_ranges`; gpu_share: where it is 1/gpu_share of a GPU's that is asked for."""
     gathering = [layer for layer in shape.layers if layer.kind is None]
     if not gathering or not graph.num_nodes:
         return
@@ -213,9 +213,10 @@ def check_hub(graph: Graph, shape: ModelShape, memory: int) -> None:
     room, need = memory // GATHERED, max(gathered_bytes(graph, layer, hub, hub + 1) for layer in gathering)
     edges = int(graph.indptr[hub + 1] - graph.indptr[hub])
     if need > room:
+        kind = " of GPU memory" if gpu_share else ""
         raise BudgetError(
-            f"the {edges:,} in-edges of node {hub} take {format_bytes(need)} in a layer that needs the rows, and "
-            f"{format_bytes(room)} are there: give {format_bytes(GATHERED * (need - room))} more"
+            f"the {edges:,} in-edges of node {hub} take {format_bytes(need)}{kind} in a layer that needs the rows, and "
+            f"{format_bytes(room)} are there: give {format_bytes(max(1, gpu_share) * GATHERED * (need - room))} more"
         )
 
 

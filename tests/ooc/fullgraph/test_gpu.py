@@ -136,3 +136,10 @@ def test_gpu_memory_that_is_not_there_is_refused(make_store: MakeStore, tmp_path
         with pytest.raises(ConfigError, match=r"`gpu_memory` is 80 GB, and 8 GB of it are free"):
             train(FullConfig(**given, device="cuda", gpu_memory="80GB"))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_hub_that_the_gpu_has_no_memory_for_is_refused_with_what_would_do(make_store: MakeStore, tmp_path: Path) -> None:
+    with Dataset.open(store_of(make_store)) as ds, pretended_cuda():
+        model = make("gat").to("cuda")
+        with pytest.raises(BudgetError, match=r"in-edges of node .* of GPU memory in a layer .*: give .* more"):
+            FullGraph(model, ds, tmp_path / "few", room=ROOM, device_memory=1000)
