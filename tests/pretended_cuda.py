@@ -187,6 +187,11 @@ class PretendedDevice:
                 self._marks = {each: ref for each, ref in self._marks.items() if not ref.expired()}
         return tensor
 
+    @property
+    def locked(self) -> dict[int, int]:
+        """What is page-locked: bytes by address."""
+        return self._locked.copy()
+
     def is_locked(self, tensor: Tensor) -> bool:
         """Whether a tensor's memory is page-locked."""
         address = tensor.data_ptr()
@@ -207,6 +212,18 @@ class PretendedDevice:
     def cudaHostUnregister(self, address: int) -> int:
         self._locked.pop(address, None)
         return 0
+
+    def read_locked(self, numbers: Tensor, slot: Tensor) -> Tensor:
+        """A kernel that reads memory of the host over the bus: numbers[slot], int64[e], with `slot` on the device."""
+        if not self.is_locked(numbers):
+            raise PretendedError("illegal memory access: a kernel reads memory of the host that is not page-locked")
+        if not self.has(slot):
+            raise PretendedError("illegal memory access: a kernel reads positions in the host's memory")
+        self.touch(slot, by_host=False)
+        self.counts.add(OPERATION)
+        with torch._C._DisableTorchDispatch():
+            found = numbers[slot].to(torch.int64)
+        return self.mark(found)
 
     # What a thread is in.
 
@@ -532,6 +549,7 @@ def pretended_cuda() -> Iterator[PretendedDevice]:
         patch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
         patch.setattr(Tensor, "record_stream", lambda *_: None)
         patch.setattr("ooc.sampling.device_draws.compiled_for", lambda *_: None)  # Triton would ask for the real device
+        patch.setattr("ooc.sampling.host_edges.reader_for", lambda _: device.read_locked)
         patch.setattr(torch, "autocast", _of_both(torch.autocast))
         casts = torch.is_autocast_enabled
         patch.setattr(torch, "is_autocast_enabled", lambda of=None: casts("cpu" if of == "cuda" else of or "cpu"))

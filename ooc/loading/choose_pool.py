@@ -18,7 +18,7 @@ from ooc.loading.read_strategy import ReadStrategy
 from ooc.loading.row_pool import RowPool, SlotMap, fits_pool, shared_pool
 from ooc.loading.sample_device import PoolRoom
 from ooc.loading.shared_scan import SharedScans
-from ooc.loading.stages import BatchStages, LoadStage
+from ooc.loading.stages import BatchStages, LoadStage, SamplePlace
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import DevicePlan, MemoryPlan, plan_memory
 from ooc.runtime.messages import warn_user
@@ -26,6 +26,7 @@ from ooc.runtime.transfer import AHEAD
 from ooc.sampling.device_topology import device_bytes, is_there
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.graph import Graph
 from ooc.stores.io.pages import PAGE_BYTES
 from ooc.stores.io.read_plan import ReadCost
 from ooc.stores.sizes import format_bytes, parse_bytes
@@ -71,16 +72,22 @@ def sampled_beside(
         # Ids are longer there, and edges are sorted: of batches as much again as cross the bus
         left = plan.memory - plan.libraries - plan.model - 2 * plan.batches - plan.activations - pool.nbytes
         room = PoolRoom(True, max(0, left))
-    graph = stages.load.graph
-    nbytes = 0 if graph is None or (pool is not None and is_there(graph, pool.device)) else device_bytes(graph)
     sample = stages_beside(room).sample
     if sample.place.device is None:
         sample = replace(stages.sample, place=sample.place)
     else:
         sample = replace(sample, limit=stages.sample.limit, counts=stages.sample.counts)
         if plan is not None:
+            nbytes = topology_bytes(stages.load.graph, sample.place)
             budget = replace(budget, device=replace(plan.with_topology(nbytes), batches=2 * plan.batches))
     return replace(strategy, stages=replace(stages, sample=sample)), budget
+
+
+def topology_bytes(graph: Graph | None, place: SamplePlace) -> int:
+    """Bytes of the device that a topology takes which is to be sampled there and is not there yet."""
+    if graph is None or place.device is None or is_there(graph, place.device, place.edges_on_host):
+        return 0
+    return device_bytes(graph, place.edges_on_host)
 
 
 def _kept_from_it(strategy: ReadStrategy) -> str | None:
@@ -120,7 +127,8 @@ class _Chooser:
         there = shared_pool(self.x, self.device)
         try:
             assert self.budget.device is not None
-            device = self.budget.device.with_topology(self._topology())  # before batches are sampled there
+            topology = topology_bytes(self.load.graph, self.strategy.stages.sample.place)
+            device = self.budget.device.with_topology(topology)  # before batches are sampled there
             sizes = self._on_device()
             rows = self.x.shape[0] * self.x.row_bytes
             left = self._left(device, *sizes, rows if there is None else there.nbytes, rows)
@@ -143,11 +151,6 @@ class _Chooser:
             if device.origin == _GIVEN:
                 raise
             raise _TooLargeError from error
-
-    def _topology(self) -> int:
-        """Bytes of a topology that is to be sampled on the device and not there yet."""
-        graph, place = self.load.graph, self.strategy.stages.sample.place
-        return 0 if graph is None or place.device is None or is_there(graph, place.device) else device_bytes(graph)
 
     @cached_property
     def _some(self) -> list[SampledBatch]:

@@ -105,7 +105,8 @@ def neighbor_strategy(
     cold = edges_stay_on_disk(ds, rows, sampling.weight, budget)
     edges_stay = cold and not sampling.needs_mapped_edges
     read = rows[1:] if pool is not None and pool.whole else rows
-    place = sample_place(ds, order, collate, sampling, device, pre_aggregation, cold, any(map(on_disk, read)), pool)
+    where = cold, any(map(on_disk, read)), pool, warm
+    place = sample_place(ds, order, collate, sampling, device, pre_aggregation, *where)
     row_bytes = row_bytes_of(ds, collator, pre_aggregation)
     per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
     channels = 0 if x is None or pre_aggregation is None else x.shape[1]
@@ -124,12 +125,15 @@ def neighbor_strategy(
         columns = {name: ds.edge_rows(name) for name in collator.columns}
         weight = None if labor is None or sampling.weight is None else ds.edge_rows(sampling.weight)
         frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.frontier, weight=weight)
-    mapped = max(0, budget.topology - ds.graph.indptr.nbytes)
+    locked = ds.graph.indices.nbytes if place.edges_on_host else 0
+    mapped = max(0, budget.topology - ds.graph.indptr.nbytes - locked)
     reads_slots = frontier is None and (place.device is None or bool(collator.columns))
     mapping = reads_slots, collator.columns, labor is not None and frontier is None
     mapped_weight = None if frontier is not None and labor is not None else sampling.weight
     topology = Topology(ds.graph, mapped_weight, mapped, warm, *mapping)
-    chosen = sampler if place.device is None else DeviceNeighborSampler(sampler, ds.graph, place.device)
+    chosen: Any = sampler
+    if place.device is not None:
+        chosen = DeviceNeighborSampler(sampler, ds.graph, place.device, place.edges_on_host)
     counts, draw = ReadCounts(), lambda seeds, key: (chosen.sample(seeds.node, key, seeds.left_out), 0)
     if sampling.disjoint or sampling.whole:
         draw = drawing(ds, sampling, most, {ds.node_types[0]: per_node}, ds.node_types[0], order.nodes.held_out, cold)

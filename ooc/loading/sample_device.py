@@ -11,9 +11,11 @@ from ooc.loading.pooled_load import counts_there
 from ooc.loading.sampling import Sampling
 from ooc.loading.stages import Order, SamplePlace
 from ooc.runtime.memory_plan import DEVICE_TOPOLOGY_SHARE
+from ooc.sampling import host_edges
 from ooc.sampling.device_topology import device_bytes, is_there
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
+from ooc.stores.graph import Graph
 from ooc.stores.sizes import format_bytes
 
 SampleDevice = Literal["auto", "cpu", "cuda"]
@@ -44,6 +46,7 @@ def sample_place(
     edges_on_disk: bool,
     rows_on_disk: bool,
     pool: PoolRoom | None,
+    edges_room: int = 0,
 ) -> SamplePlace:
     """Where neighbors are sampled; what batches are does not depend on it.
 
@@ -60,6 +63,7 @@ def sample_place(
         edges_on_disk: Whether the edges do not fit in memory.
         rows_on_disk: Whether rows of batches are read from disk, beside those of a whole pool.
         pool: The rows that stay on the GPU; None: nobody knows yet.
+        edges_room: Bytes of the host's memory that edges may have, if they do not fit the GPU's.
 
     Raises:
         ConfigError: It is to be done on the GPU and cannot, whatever rows stay there.
@@ -76,10 +80,11 @@ def sample_place(
     why = _kept_from_it(ds, order, collate, sampling, edges_on_disk, rows_on_disk)
     if why is None and asked == "auto" and pre_aggregation is not None:
         why = _edges_stay(ds, pre_aggregation, pool)
-    if why is None and not is_there(ds.graph, device):
-        why = _too_large(ds, device, asked, pool)
     if why is None:
-        return SamplePlace(device, f"the topology takes {format_bytes(device_bytes(ds.graph))} of its memory")
+        found = _with_edges(ds.graph, device, asked, pool, edges_room)
+        if isinstance(found, SamplePlace):
+            return found
+        why = found
     if asked == "cuda" and pool is not None:
         raise ConfigError(f"`sample_device='cuda'` cannot be: {why}; leave it out, or set it to cpu")
     return SamplePlace(None, why)
@@ -94,15 +99,30 @@ def _edges_stay(ds: Dataset, pre_aggregation: PreAggregation, pool: PoolRoom | N
     return None
 
 
-def _too_large(ds: Dataset, device: torch.device, asked: str, pool: PoolRoom | None) -> str | None:
-    """Why the GPU has no memory for the topology; None if it has."""
-    need, free = device_bytes(ds.graph), int(torch.cuda.mem_get_info(device)[0])
+def _with_edges(graph: Graph, device: torch.device, asked: str, pool: PoolRoom | None, edges_room: int) -> SamplePlace | str:
+    """The GPU, with the edges in its memory or, where those do not fit, in the host's; else why it has no memory for them."""
+    why = "" if is_there(graph, device) else _too_large(graph, device, asked, pool, False)
+    if not why:
+        return SamplePlace(device, f"the topology takes {format_bytes(device_bytes(graph))} of its memory")
+    nodes, edges = device_bytes(graph, edges_on_host=True), graph.indices.nbytes
+    if edges > edges_room or (not is_there(graph, device, True) and _too_large(graph, device, asked, pool, True)):
+        return why
+    reader = host_edges.reader_for(device)
+    if asked == "auto" and isinstance(reader, str):
+        return f"{why}, and it does not read edges in the host's: {reader}"
+    words = f"the topology takes {format_bytes(nodes)} of its memory, and edges {format_bytes(edges)} of the host's"
+    return SamplePlace(device, words, edges_on_host=True)
+
+
+def _too_large(graph: Graph, device: torch.device, asked: str, pool: PoolRoom | None, edges_on_host: bool) -> str:
+    """Why the GPU has no memory for the topology; empty if it has."""
+    need, free = device_bytes(graph, edges_on_host), int(torch.cuda.mem_get_info(device)[0])
     if pool is not None and pool.whole:
         beside = f"the topology takes {format_bytes(need)} of the GPU, which has {format_bytes(pool.left)} beside feature rows"
-        return beside if need > pool.left else None
+        return beside if need > pool.left else ""
     if need > (free // DEVICE_TOPOLOGY_SHARE if asked == "auto" else free):
         return f"the topology takes {format_bytes(need)} of the GPU, which has {format_bytes(free)} free"
-    return None
+    return ""
 
 
 def _kept_from_it(

@@ -94,10 +94,12 @@ class Order:
 
 
 class SamplePlace(NamedTuple):
-    """Where neighbors are sampled. device: the GPU; None for the CPU. why: for people."""
+    """Where neighbors are sampled. device: the GPU; None for the CPU. why: for people; edges_on_host: whether the GPU reads the
+    edges from the host's memory."""
 
     device: torch.device | None
     why: str
+    edges_on_host: bool = False
 
     def __str__(self) -> str:
         return f"neighbors are sampled {'by the CPU' if self.device is None else f'on {self.device}'}: {self.why}"

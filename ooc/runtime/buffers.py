@@ -151,10 +151,18 @@ def own_pages(count: int, dtype: DTypeLike) -> NDArray[Any]:
     return np.frombuffer(pages, dtype, count)
 
 
-def _lock_pages(owner: NDArray[np.uint8], address: int, nbytes: int) -> None:
-    """Page-lock memory while `owner` lives; if CUDA refuses, copies from it are correct but slower."""
+def page_lock(owner: Any, address: int, nbytes: int) -> int:
+    """Page-lock memory for CUDA while `owner` lives: CUDA's error, 0 if it is done."""
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     error = int(cudart.cudaHostRegister(address, nbytes, _PORTABLE))
+    if not error:  # undone before the memory is given back
+        weakref.finalize(owner, cudart.cudaHostUnregister, address).atexit = False
+    return error
+
+
+def _lock_pages(owner: NDArray[np.uint8], address: int, nbytes: int) -> None:
+    """Page-lock memory while `owner` lives; if CUDA refuses, copies from it are correct but slower."""
+    error = page_lock(owner, address, nbytes)
     if error:
         warnings.warn(
             f"CUDA cannot page-lock {nbytes:,} bytes (error {error}): copies to the GPU are slower; raise `ulimit -l`, or the "
@@ -162,5 +170,3 @@ def _lock_pages(owner: NDArray[np.uint8], address: int, nbytes: int) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
-        return
-    weakref.finalize(owner, cudart.cudaHostUnregister, address).atexit = False  # before numpy gives the memory back

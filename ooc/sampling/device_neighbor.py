@@ -1,4 +1,4 @@
-"""Uniform neighbor sampling on a device where the topology fits there: the batches of `NeighborSampler`, to the bit.
+"""Uniform neighbor sampling on a device: the batches of `NeighborSampler`, to the bit.
 
 A hop counts, draws, gathers and numbers in torch operations over all its nodes. The host waits once before the first hop and
 once a hop, for the sizes of what comes next; loaders sample in threads, so no step waits for it.
@@ -22,7 +22,8 @@ from ooc.stores.graph import Graph
 
 
 class DeviceNeighborSampler:
-    """Samples like `host`, a `NeighborSampler` of a graph that is uniform and leaves no edges out, on `device`.
+    """Samples like `host`, a `NeighborSampler` of a graph that is uniform and leaves no edges out, on `device`. Its edges are
+    there too or, with `edges_on_host`, in page-locked memory of the host.
 
     A node's place among those of the batch is looked up in a table of all nodes, which takes 4 bytes each: every edge of a hop
     writes its number at its source, the smallest stays, and so nodes are numbered in the order in which they are first met.
@@ -32,8 +33,8 @@ class DeviceNeighborSampler:
     device(type='cuda', index=0)
     """
 
-    def __init__(self, host: NeighborSampler, graph: Graph, device: torch.device) -> None:
-        self.host, self.topology = host, device_topology(graph, device)
+    def __init__(self, host: NeighborSampler, graph: Graph, device: torch.device, edges_on_host: bool = False) -> None:
+        self.host, self.topology = host, device_topology(graph, device, edges_on_host)
 
     def sample(self, seeds: Ids, key: Key, left_out: LeftOut | None = None) -> DeviceSubgraph:
         """See `NeighborSampler.sample`, whose errors it raises; a damaged topology is found when it is copied."""
@@ -91,7 +92,7 @@ class _DeviceBatch:
         attempt, further = 0, hop + 1 < len(self.host.fanout)
         while True:
             slot, target, fewer = self._drawn(hop, attempt)
-            source = self.topology.indices[slot].to(torch.int64)
+            source = self.topology.sources(slot)
             node, local, count = self._numbered(source, met)
             size = self._measured(node, self._range(len(node)) < count, hop + 1) if further else []
             new, missing, *sizes = _read([count, fewer, *size])

@@ -1,8 +1,8 @@
-"""A graph's topology in a device's memory, and what sampling keeps beside it there."""
+"""A graph's topology for sampling on a device, in its memory or with the edges in the host's, and what is kept beside it."""
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -12,41 +12,46 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ooc.runtime.transfer import to_device
+from ooc.sampling.host_edges import PIECE, HostEdges, checked_pieces
 from ooc.sampling.neighbor import damaged_slot
 from ooc.stores.errors import StoreError
 from ooc.stores.graph import Graph
 
 UNSEEN = 2**31 - 1
 """of a node that the batch has not met"""
-_PIECE = 2**21
-"""numbers copied to the device at once"""
-_made: "weakref.WeakKeyDictionary[Graph, weakref.WeakValueDictionary[torch.device, DeviceTopology]]"
+_made: "weakref.WeakKeyDictionary[Graph, weakref.WeakValueDictionary[tuple[torch.device, bool], DeviceTopology]]"
 _made = weakref.WeakKeyDictionary()
 _made_lock = threading.Lock()
 
 
-def device_bytes(graph: Graph) -> int:
+def device_bytes(graph: Graph, edges_on_host: bool = False) -> int:
     """Bytes that sampling a graph on a device takes of its memory, beside batches."""
-    return graph.indptr.nbytes + graph.indices.nbytes + 4 * graph.num_nodes
+    return graph.indptr.nbytes + 4 * graph.num_nodes + (0 if edges_on_host else graph.indices.nbytes)
 
 
 class DeviceTopology:
-    """`indptr` (int64[N+1]) and `indices` (int32|int64[E]) on the device, copied when they are first asked for.
+    """`indptr` (int64[N+1]) on the device and `indices` (int32|int64[E]) there too or, with `edges_on_host`, in the host's
+    memory (`HostEdges`); copied when they are first asked for.
 
     `seen` (int32[N]) numbers the nodes of the batch under way: one batch is sampled at a time, on a stream of its own.
     """
 
-    def __init__(self, graph: Graph, device: torch.device) -> None:
-        self.device, self._lock = device, threading.Lock()
+    def __init__(self, graph: Graph, device: torch.device, edges_on_host: bool = False) -> None:
+        self.device, self.edges_on_host, self._lock = device, edges_on_host, threading.Lock()
         self._host: tuple[NDArray[Any], NDArray[Any], int] | None = graph.indptr, graph.indices, graph.num_sources
         """what is to be copied"""
         self._stream: Any = None
-        self.indptr, self.indices, self.seen = (torch.empty(0) for _ in range(3))
+        self.indptr, self.seen = torch.empty(0), torch.empty(0)
+        self._indices: Tensor | HostEdges = torch.empty(0)
 
     @property
     def copied(self) -> bool:
         """Whether it is there."""
         return self._host is None
+
+    def sources(self, slot: Tensor) -> Tensor:
+        """The sources of slots (int64[e]): int64[e], all on the device."""
+        return self._indices[slot].to(torch.int64)
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
@@ -85,38 +90,38 @@ class DeviceTopology:
             raise StoreError(f"indptr decreases at node {falls[0]}: the store is damaged; run `ooc verify` on it")
         if indptr[0] < 0 or indptr[-1] > num_edges:
             raise damaged_slot(min(int(indptr[0]), num_edges))
-        self.indptr = _copied(indptr, self.device)
-        self.indices = _copied(np.asarray(indices), self.device, num_sources)
+        self.indptr = _copied(indptr, ((at, indptr[at : at + PIECE]) for at in range(0, len(indptr), PIECE)), self.device)
+        if self.edges_on_host:
+            self._indices = HostEdges(indices, num_sources, self.device)
+        else:
+            self._indices = _copied(indices, checked_pieces(indices, num_sources), self.device)
         self.seen = torch.full((len(indptr) - 1,), UNSEEN, dtype=torch.int32, device=self.device)
 
 
-def _copied(array: NDArray[Any], device: torch.device, below: int | None = None) -> Tensor:
-    """A copy on the device, made in pieces. Raises StoreError for node ids outside 0..below-1."""
+def _copied(array: NDArray[Any], pieces: Iterable[tuple[int, NDArray[Any]]], device: torch.device) -> Tensor:
+    """A copy on the device, made of pieces."""
     out = torch.empty(len(array), dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, device=device)
-    for first in range(0, len(array), _PIECE):
-        piece = array[first : first + _PIECE]
-        if below is not None and not 0 <= int(piece.min()) <= int(piece.max()) < below:
-            raise damaged_slot(first + int(np.argmax((piece < 0) | (piece >= below))))
+    for first, piece in pieces:
         out[first : first + len(piece)] = to_device([torch.from_numpy(np.array(piece))], device)[0]
     return out
 
 
-def device_topology(graph: Graph, device: torch.device) -> DeviceTopology:
+def device_topology(graph: Graph, device: torch.device, edges_on_host: bool = False) -> DeviceTopology:
     """The one of a graph on a device, which loaders share; it goes with the last of them."""
-    device = _numbered(device)
+    key = device, _ = _numbered(device), edges_on_host
     with _made_lock:
         made = _made.setdefault(graph, weakref.WeakValueDictionary())
-        topology = made.get(device)
+        topology = made.get(key)
         if topology is None:
-            made[device] = topology = DeviceTopology(graph, device)
+            made[key] = topology = DeviceTopology(graph, device, edges_on_host)
         return topology
 
 
-def is_there(graph: Graph, device: torch.device) -> bool:
-    """Whether the graph's topology has its memory on the device already, for a loader that sampled there."""
+def is_there(graph: Graph, device: torch.device, edges_on_host: bool = False) -> bool:
+    """Whether the graph's topology has its memory already, for a loader that sampled on the device."""
     with _made_lock:
         made = _made.get(graph)
-        topology = None if made is None else made.get(_numbered(device))
+        topology = None if made is None else made.get((_numbered(device), edges_on_host))
         return topology is not None and topology.copied
 
 

@@ -16,7 +16,7 @@ from ooc.runtime.buffers import LEAST_BYTES, Buffers
 from ooc.runtime.device_reads import DeviceRing, describe_gpu
 from ooc.runtime.memory import cuda_bytes
 from ooc.runtime.transfer import Copier, moved, on_device, pin
-from ooc.sampling import NeighborSampler, device_draws
+from ooc.sampling import NeighborSampler, device_draws, host_edges
 from ooc.sampling.device_neighbor import DeviceNeighborSampler
 from ooc.stores.io.engines import gds, open_engine
 from ooc.stores.io.read_plan import plan_reads
@@ -50,17 +50,20 @@ def test_batches_are_those_of_the_cpu(make_store: Any, in_memory: bool) -> None:
         assert all(same(moved(batch, CPU), other) for batch, other in zip(taken, wanted, strict=True))
 
 
+@pytest.mark.parametrize("edges_on_host", [False, True])
 @pytest.mark.parametrize("by_triton", [True, False])
 @pytest.mark.parametrize("replace", [True, False])
 @pytest.mark.parametrize("fanout", [[10, 10], [15, 10, 5], [1, 26], [-1, 40]], ids=str)
 def test_neighbors_sampled_on_the_device_are_the_cpu_s(
-    monkeypatch: pytest.MonkeyPatch, fanout: list[int], replace: bool, by_triton: bool
+    monkeypatch: pytest.MonkeyPatch, fanout: list[int], replace: bool, by_triton: bool, edges_on_host: bool
 ) -> None:
     if not by_triton:
         monkeypatch.setattr(device_draws, "compiled_for", lambda *_: None)
+    if edges_on_host and isinstance(reader := host_edges.reader_for(torch.device("cuda")), str):
+        pytest.skip(reader)
     graph = graph_of(np.random.default_rng(0), 20_000, 300_000, 30)
     host = NeighborSampler(graph, fanout, replace)
-    on_device = DeviceNeighborSampler(host, graph, torch.device("cuda"))
+    on_device = DeviceNeighborSampler(host, graph, torch.device("cuda"), edges_on_host)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Triton's kernels are used where it is installed
         for key in range(5):

@@ -1,6 +1,7 @@
 """Batches sampled on the GPU are the CPU's, and where they are sampled is chosen and said."""
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,19 @@ import torch
 import ooc
 from ooc.graph.aggregation import PreAggregation
 from ooc.graph.device_subgraph import DeviceSubgraph
+from ooc.loading import choose_pool, sample_device
 from ooc.loading.collate import SampledSums
+from ooc.loading.sample_device import PoolRoom
+from ooc.loading.stages import SamplePlace
 from ooc.models.builders import build_model
-from ooc.sampling import device_topology
+from ooc.sampling import device_topology, host_edges
 from ooc.stores.build import write_store
-from ooc.stores.errors import ConfigError
+from ooc.stores.errors import ConfigError, OocWarning
 from ooc.stores.graph import Graph
+from ooc.stores.sizes import format_bytes
 from tests.conftest import random_edges
 from tests.ooc.loading.test_row_pool import use_part
-from tests.pretended_cuda import PAGEABLE, REGISTERED, SYNC, pretended_cuda
+from tests.pretended_cuda import PAGEABLE, REGISTERED, SYNC, PretendedDevice, pretended_cuda
 
 NODES = 300
 
@@ -45,7 +50,7 @@ def fields(batch: Any) -> dict[str, Any]:
     """Everything in a batch, on the host."""
     found = {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in batch.to_dict().items()}
     blocks = [[each.cpu() if isinstance(each, torch.Tensor) else each for each in block] for block in found.pop("blocks")]
-    x = found.pop("x")
+    x = found.pop("x", None)
     return {**found, "x": [each.cpu() for each in x] if isinstance(x, tuple) else x, "blocks": blocks}
 
 
@@ -128,8 +133,8 @@ def test_places_say_why(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert place() == "neighbors are sampled by the CPU: batches go there"
         assert place(device="cuda", sample_device="cpu").endswith("it was asked for")
         assert "of the GPU, which has 0 B beside feature rows" in place(device="cuda", pre_aggregation=step, gpu_memory="190kB")
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10**4, 10**10))
-        assert "of the GPU, which has 10 kB free" in place(device="cuda")
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (6000, 10**10))
+        assert "of the GPU, which has 6 kB free" in place(device="cuda")
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10**10, 10**10))
         assert place(device="cuda").startswith("neighbors are sampled on cuda: the topology takes")
         with pytest.raises(ConfigError, match="`sample_device='cuda'` is for batches on a GPU: give `device='cuda'` too"):
@@ -211,6 +216,94 @@ def test_rows_that_are_not_in_the_pool_come_from_the_host(store: Path, monkeypat
         if kind != "rows":
             place = ooc.NeighborLoader(ds, [4, 3], device="cuda", gpu_memory="1GB", **given).sample_place
             assert "not all feature rows are on the GPU" in str(place)
+
+
+FREE = 30_000
+"""bytes of the GPU: the topology takes more than half of them, and without its edges less"""
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
+    """A pretended device that is too small for the edges."""
+    with pretended_cuda() as device:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (FREE, 10**10))
+        yield device
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_gpu_that_is_too_small_for_the_edges_reads_them_from_the_host(
+    store: Path, small: PretendedDevice, in_memory: bool
+) -> None:
+    given: dict[str, Any] = {"input_nodes": "train", "batch_size": 32, "shuffle": True, "seed": 3, "edge_ids": False}
+    with ooc.open(store, in_memory=in_memory) as ds:
+        given["features"] = in_memory  # without a pool, rows on disk are read on the host
+        wanted = [fields(batch) for batch in ooc.NeighborLoader(ds, [4, 3], device="cpu", **given)]
+        loader = ooc.NeighborLoader(ds, [4, 3], device="cuda", **given)
+        edges = ds.graph.indices.nbytes
+        assert str(loader.sample_place).endswith(f"of its memory, and edges {format_bytes(edges)} of the host's")
+        before = small.counts.nbytes[REGISTERED]
+        assert alike([fields(batch) for batch in loader], wanted)
+        assert small.counts.nbytes[REGISTERED] - before >= edges
+        there = dict(small.locked)
+        counts = [small.counts[kind] for kind in (SYNC, PAGEABLE, REGISTERED)]
+        loader.set_epoch(0)
+        assert len(list(loader)) == len(wanted)
+        assert [small.counts[kind] for kind in (SYNC, PAGEABLE, REGISTERED)] == counts
+        graph = ds.graph
+        assert (graph.indices.ctypes.data in there) == in_memory  # locked where it is, or a copy
+        assert device_topology.is_there(graph, torch.device("cuda"), edges_on_host=True)
+        del loader
+        gc.collect()
+        assert edges not in small.locked.values()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_edges_in_the_host_s_memory_beside_a_pool(store: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(choose_pool, "PoolRoom", lambda whole, left: PoolRoom(whole, min(left, FREE // 2)))
+    given: dict[str, Any] = {"input_nodes": "train", "batch_size": 32, "seed": 3, "pre_aggregation": KINDS[kind]}
+    with ooc.open(store) as ds, pretended_cuda():
+        if "weight" in ds.graph.columns and kind == "gcn":
+            pytest.skip("weights are on the host")
+        wanted = [fields(batch) for batch in ooc.NeighborLoader(ds, [4, 3], device="cpu", **given)]
+        loader = ooc.NeighborLoader(ds, [4, 3], device="cuda", gpu_memory="1GB", **given)
+        assert loader.sample_place.edges_on_host
+        assert loader.budget.device is not None
+        assert loader.budget.device.topology == ds.graph.indptr.nbytes + 4 * NODES
+        assert alike([fields(batch) for batch in loader], wanted)
+
+
+def test_edges_that_no_kernel_reads_are_read_by_the_host_where_it_is_asked_for(
+    store: Path, small: PretendedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {"input_nodes": "train", "batch_size": 32, "seed": 3}
+    with ooc.open(store, in_memory=True) as ds:
+        wanted = [fields(batch) for batch in ooc.NeighborLoader(ds, [4, 3], device="cpu", **given)]
+        monkeypatch.setattr(small, "cudaHostRegister", lambda *_: 2)
+        with pytest.warns(OocWarning, match=r"the host reads edges for the GPU, as CUDA cannot page-lock .*error 2"):
+            locked = ooc.NeighborLoader(ds, [4, 3], device="cuda", **given)
+        assert alike([fields(batch) for batch in locked], wanted)
+        del locked
+        gc.collect()
+        monkeypatch.setattr(host_edges, "reader_for", lambda _: "Triton is not installed")
+        place = ooc.NeighborLoader(ds, [4, 3], device="cuda", **given).sample_place
+        assert place.device is None
+        assert str(place).endswith("30 kB free, and it does not read edges in the host's: Triton is not installed")
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (FREE // 2, 10**10))
+        with pytest.warns(OocWarning, match="the host reads edges for the GPU, as Triton is not installed"):
+            asked = ooc.NeighborLoader(ds, [4, 3], device="cuda", sample_device="cuda", **given)
+        assert asked.sample_place.edges_on_host
+        assert alike([fields(batch) for batch in asked], wanted)
+
+
+def test_edges_that_fit_neither_memory_are_sampled_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, edges = Graph.from_edges([0, 1, 2], [1, 2, 0], 3), 12
+    with pretended_cuda() as device:
+        for free, edges_room, place in ((112, 0, "GPU"), (88, edges, "host"), (88, edges - 1, ""), (86, edges, "")):
+            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_, free=free: (free, 10**10))
+            found = sample_device._with_edges(graph, torch.device("cuda"), "auto", None, edges_room)
+            assert isinstance(found, SamplePlace) == bool(place), found
+            assert not isinstance(found, SamplePlace) or found.edges_on_host == (place == "host")
+        assert not device.locked  # before the first batch
 
 
 def test_loaders_share_the_topology(store: Path) -> None:

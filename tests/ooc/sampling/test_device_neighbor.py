@@ -1,5 +1,6 @@
 """Sampling by torch operations gives the batches of the CPU's sampler, to the bit."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from ooc.runtime import keyed_random
 from ooc.runtime.keyed_tensors import mix64, signed, stream_of, uniform
-from ooc.sampling import NeighborSampler, device_draws, kernels
+from ooc.sampling import NeighborSampler, device_draws, host_edges, kernels
 from ooc.sampling.device_neighbor import DeviceNeighborSampler
 from ooc.sampling.device_topology import UNSEEN
 from ooc.stores.errors import BudgetError, InputError, OocWarning, StoreError
@@ -64,15 +65,24 @@ def same(host: NeighborSampler, on_device: DeviceNeighborSampler, seeds: Any, ke
     replace=st.booleans(),
     key=BITS,
     count=st.integers(0, 30),
+    edges_on_host=st.booleans(),
 )
 @settings(max_examples=300, deadline=None)
 def test_batches_equal_the_cpu_sampler_s(
-    seed: int, num_nodes: int, edges: int, hubs: int, fanout: list[int], replace: bool, key: int, count: int
+    seed: int,
+    num_nodes: int,
+    edges: int,
+    hubs: int,
+    fanout: list[int],
+    replace: bool,
+    key: int,
+    count: int,
+    edges_on_host: bool,
 ) -> None:
     rng = np.random.default_rng(seed)
     graph = graph_of(rng, num_nodes, edges, hubs)
     host = NeighborSampler(graph, fanout, replace)
-    on_device = DeviceNeighborSampler(host, graph, CPU)
+    on_device = DeviceNeighborSampler(host, graph, CPU, edges_on_host)
     for number in range(2):  # the table is as it was after a batch
         same(host, on_device, rng.integers(0, num_nodes, count), (key + number) % 2**64)
 
@@ -125,12 +135,14 @@ def test_what_does_not_fit_is_refused_as_by_the_cpu_sampler() -> None:
     same(host, on_device, np.arange(90, 95), 1)
 
 
+@pytest.mark.parametrize("edges_on_host", [False, True])
 @pytest.mark.parametrize(("slot", "source"), [(0, 9), (2, -1)])
-def test_a_damaged_topology_is_an_error(slot: int, source: int) -> None:
+def test_a_damaged_topology_is_an_error(monkeypatch: pytest.MonkeyPatch, slot: int, source: int, edges_on_host: bool) -> None:
+    monkeypatch.setattr(host_edges, "PIECE", 1)
     graph = Graph.from_edges([0, 1, 2], [1, 1, 1], 3)
     graph.indices[slot] = source
     with pytest.raises(StoreError, match=f"slot {slot} holds no valid node id"):
-        DeviceNeighborSampler(NeighborSampler(graph, [2]), graph, CPU).sample(np.array([1]), 1)
+        DeviceNeighborSampler(NeighborSampler(graph, [2]), graph, CPU, edges_on_host).sample(np.array([1]), 1)
 
 
 def test_an_indptr_that_falls_is_an_error() -> None:
@@ -165,3 +177,23 @@ def test_kernels_that_do_not_give_torch_s_draws_are_not_used(monkeypatch: pytest
     monkeypatch.setattr(device_draws, "find_spec", lambda _: None)
     assert device_draws.compiled_for(4, False, CPU) is None
     device_draws.compiled_for.cache_clear()
+
+
+class FirstOnly:
+    """In place of `triton_reads`."""
+
+    @staticmethod
+    def read(numbers: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+        return numbers[:1].to(torch.int64).expand(len(slot))
+
+
+def test_a_kernel_that_does_not_read_what_is_there_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_edges, "find_spec", lambda _: object())
+    for module, why in ((FirstOnly, "something else"), (object(), "Triton cannot: .* no attribute 'read'")):
+        monkeypatch.setattr(host_edges, "import_module", lambda _, module=module: module)
+        found = host_edges.reader_for.__wrapped__(CPU)
+        assert isinstance(found, str)
+        assert re.search(why, found)
+    assert host_edges.agrees(host_edges._read_by_host, CPU)
+    monkeypatch.setattr(host_edges, "find_spec", lambda _: None)
+    assert host_edges.reader_for.__wrapped__(CPU) == "Triton is not installed"

@@ -1,4 +1,5 @@
-"""Neighbor sampling by torch operations on the CPU and on a GPU, beside the CPU's kernels: the same batches, to the bit.
+"""Neighbor sampling by torch operations on the CPU and on a GPU, with the edges there or in the host's memory, beside the CPU's
+kernels: the same batches, to the bit.
 
     python -m tools.bench.sampled.device_sampling STORE --fanout 10,10 --batch-size 1024 --batches 50
 
@@ -49,6 +50,7 @@ def arms_of(graph: Graph, fanout: list[int], replace: bool) -> dict[str, Sample]
         compiled = any(device_draws.compiled_for(each, replace, there) for each in fanout)
         name = f"torch, {torch.cuda.get_device_name()}" + (", draws by Triton" if compiled else "")
         arms[name] = DeviceNeighborSampler(host, graph, there).sample
+        arms[f"{name}, edges in the host's memory"] = DeviceNeighborSampler(host, graph, there, edges_on_host=True).sample
     return arms
 
 
