@@ -81,7 +81,9 @@ def _before_relu(x: Tensor, edge_attr: Tensor, weight: Tensor, bias: Tensor, sou
 def _add_up(out: Tensor, rows: Tensor, value: Tensor | None, owner: Tensor, indptr: Tensor, piece: tuple[int, int]) -> None:
     """Add the rows of a piece, [k, f], to out[owner]; owner: of all edges, ascending, with its `pointers`."""
     first, stop = piece
-    low, high = int(owner[first]), int(owner[stop - 1]) + 1
+    low, high = 0, len(out)
+    if owner.device.type == "cpu":  # a GPU adds up all rows sooner than the host knows which ones there are
+        low, high = int(owner[first]), int(owner[stop - 1]) + 1
     at = torch.arange(stop - first, device=rows.device)
     out[low:high] += bag_sum(at, rows, indptr[low : high + 1].clamp(first, stop) - first, value)
 

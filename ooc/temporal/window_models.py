@@ -170,10 +170,20 @@ class Evolving(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_channels))
         self.register_buffer("carried", torch.zeros(in_channels, out_channels))
         self.register_buffer("begun", torch.zeros((), dtype=torch.bool))
+        self._begun: bool | None = False
+        """`begun`, so that no step waits for it; None where a state was loaded"""
+        self.register_load_state_dict_post_hook(_begun_is_unknown)
+
+    def set_begun(self, begun: bool) -> None:
+        """Say whether `carried` are weights of a window."""
+        self.begun.fill_(begun)
+        self._begun = begun
 
     def weight(self) -> Tensor:
         """Weights of the next window, [in_channels, out_channels]."""
-        columns = (self.carried if self.begun else self.initial).t()
+        if self._begun is None:
+            self._begun = bool(self.begun)
+        columns = (self.carried if self._begun else self.initial).t()
         out: Tensor = self.cell(columns, columns).t()
         return out
 
@@ -181,6 +191,10 @@ class Evolving(nn.Module):
         if narrow_first(block, *self.initial.shape):
             return propagated(x @ weight, block, rescale=True) + self.bias
         return propagated(x, block, rescale=True) @ weight + self.bias
+
+
+def _begun_is_unknown(layer: Evolving, _: Any) -> None:
+    layer._begun = None
 
 
 class EvolveGCN(WindowModel):
@@ -199,11 +213,11 @@ class EvolveGCN(WindowModel):
         with torch.inference_mode(False):  # training may continue from them
             for layer, weight in zip(self.layers, weights, strict=True):
                 layer.carried = weight.detach().clone()  # not in place: backward needs the old ones
-                layer.begun.fill_(True)
+                layer.set_begun(True)
 
     def begin(self) -> None:
         for layer in self.layers:
-            layer.begun.fill_(False)
+            layer.set_begun(False)
 
     def forward(self, x: Tensor, block: Block, carried: Sequence[Tensor], weights: Sequence[Tensor] = ()) -> WindowRows:
         last = len(self.layers) - 1

@@ -39,6 +39,7 @@ OFF: dict[str, Any] = {"dropout": 0.0, "plan": False, "checkpoint_every": 10**6}
 """set where the mode has it; a checkpoint waits for losses, and by default one is due every few seconds"""
 HOPS: dict[str, Any] = {"fanout": [3, 3], "batch_size": 64}
 PARTS: dict[str, Any] = {"parts": 6, "parts_per_batch": 2}
+WINDOWS: dict[str, Any] = {"mode": "snapshots", "store": "events", "window": "40", "by": "count", "identity": 4}
 KINDS: dict[str, dict[str, Any]] = {
     "sage": HOPS,
     "sage, rows in RAM": {**HOPS, "in_memory": True},
@@ -74,12 +75,19 @@ KINDS: dict[str, dict[str, Any]] = {
     "full, in RAM": {"mode": "full", "layers": 2, "norm": "batch", "placement": "retained"},
     "full, on disk": {"mode": "full", "layers": 2, "placement": "disk"},
     "types": {**HOPS, "store": "types", "model": "rsage", "batch_size": 8},
+    "types, rgcn": {**HOPS, "store": "types", "model": "rgcn", "batch_size": 8},
+    "types, hgt": {**HOPS, "store": "types", "model": "hgt", "heads": 2, "batch_size": 8},
+    "gine": {**HOPS, "store": "edge features", "model": "gine"},
     "links": {**HOPS, "task": "link", "batch_size": 256},
+    "links, mlp": {**HOPS, "task": "link", "decoder": "mlp", "loss": "bpr", "batch_size": 256},
     "edges": {**HOPS, "task": "edge", "store": "edges", "batch_size": 256},
     "graphs": {"task": "graph", "store": "graphs", "model": "gin", "pooling": "sum", "batch_size": 16},
     "events": {"mode": "events", "store": "events", "num_neighbors": [3], "memory_dim": 6, "time_dim": 4, "batch_size": 20},
+    "tgat": {"mode": "events", "store": "events", "model": "tgat", "num_neighbors": [3], "time_dim": 4, "batch_size": 20},
     "graphmixer": {"mode": "events", "store": "events", "model": "graphmixer", "time_dim": 4, "batch_size": 20},
-    "windows": {"mode": "snapshots", "store": "events", "window": "40", "by": "count", "identity": 4},
+    "windows": WINDOWS,
+    "windows, roland": {**WINDOWS, "model": "roland"},
+    "windows, evolvegcn": {**WINDOWS, "model": "evolvegcn"},
 }
 IN_SHORT = {"sage", "history", "events", "windows", "full"}
 """kinds that short runs of the tests have too"""
@@ -112,6 +120,9 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     data = Data(x=x, edge_index=torch.from_numpy(np.stack([src, dst])), edge_y=(x[src, 0] > x[dst, 1]).long())
     data.edge_train_mask, data.edge_val_mask, data.edge_test_mask = part < 3, part == 3, part == 4
     ooc.from_data(data, made["edges"]).close()
+    made["edge features"] = folder / "edge-features.ooc"
+    data = Data(x=x, edge_index=data.edge_index, edge_attr=torch.randn(3000, 5), y=(x[:, 0] > 0).long())
+    ooc.from_data(data, made["edge features"], random_split=(0.6, 0.2, 0.2)).close()
     made["graphs"] = folder / "graphs.ooc"
     ooc.from_data(labelled(80), made["graphs"], random_split=(0.6, 0.2, 0.2)).close()
     made["events"] = Edges(span=3000).store(folder, undirected=True)

@@ -29,6 +29,7 @@ from ooc.training.loop import train
 from tests.conftest import random_edges
 from tests.ooc.models.test_pyg_models import PNA, first_loss
 from tests.ooc.runs import configure
+from tests.pretended_cuda import SYNC, pretended_cuda
 
 N, E, D = 50, 300, 4
 
@@ -134,6 +135,28 @@ def test_sums_of_messages_have_the_gradients_of_the_formula(monkeypatch: pytest.
     torch.testing.assert_close(found(*inputs, edge_attr), expected)
     if edges:
         assert torch.autograd.gradcheck(found, (*inputs, edge_attr))
+
+
+def test_sums_of_many_pieces_on_a_gpu_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge_messages, "GPU_EDGES_AT_ONCE", 7)
+    edge_index = torch.from_numpy(np.stack(random_edges(20, 60)))
+    given = [torch.randn(20, 5), torch.randn(60, 3), torch.randn(5, 3), torch.randn(5)]
+
+    def sums(tensors: list[torch.Tensor], device: str) -> list[torch.Tensor]:
+        """The sums, and the gradients of all that makes them."""
+        leaves = [each.to(device).requires_grad_() for each in tensors]
+        x, attr, weight, bias = leaves
+        block = full_blocks(edge_index.to(device), 20, 1)[0]
+        counts = device_counts[SYNC]
+        out = relu_message_sum(x, attr, weight, bias, block)
+        found = [out, *torch.autograd.grad(out.square().sum(), leaves)]
+        assert device_counts[SYNC] == counts
+        return [each.cpu() for each in found]
+
+    with pretended_cuda() as device:
+        device_counts = device.counts
+        for one, other in zip(sums(given, "cuda"), sums(given, "cpu"), strict=True):
+            torch.testing.assert_close(one, other)
 
 
 def test_sums_over_sampled_edges_stand_for_all(data: Data, store: Path) -> None:
