@@ -275,7 +275,8 @@ SHARED = {
     "ooc.runtime.memory._policy": "what the C library was told to do with freed blocks, to restore it after a run",
     "ooc.runtime.pipeline._RUNNING": "pipelines to end before the interpreter does",
     "ooc.sampling.device_draws.compiled_for": "kernels that were found to give what torch gives",
-    "ooc.sampling.device_topology._made": "topologies in the memory of GPUs, the same for all loaders of a graph",
+    "ooc.sampling.device_topology._made": "topologies for GPUs, the same for all loaders of a graph",
+    "ooc.sampling.host_edges.reader_for": "a kernel that was found to read what is there",
     "ooc.sampling.temporal_neighbor._shared": "open columns of a data set, the same for all its loaders",
 }
 """State of a module that functions change, and why no result depends on it."""

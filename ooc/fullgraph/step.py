@@ -33,15 +33,13 @@ from ooc.layerwise.shape import (
 )
 from ooc.models.dropout import DropoutKeys
 from ooc.runtime.memory import Tidy, keep_large_blocks
-from ooc.runtime.memory_plan import MemoryPlan, gathered_share, plan_memory
+from ooc.runtime.memory_plan import DEVICE_RANGES_SHARE, MemoryPlan, gathered_share, plan_memory
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.atomic import remove_tree
 from ooc.stores.process import resident_bytes
 from ooc.stores.sizes import format_bytes
 
-_RANGES_SHARE = 2
-"""Ranges of layers that gather have half of a GPU's memory"""
 _UNMEASURED = 2
 """how much more autograd may keep than is estimated"""
 
@@ -109,7 +107,7 @@ class FullGraph:
         self.on_gpu = device_of(model).type != "cpu"
         self.program = build(self.shape, self.on_gpu)
         gathers = self.on_gpu and device_memory > 0 and any(op.kind == "gather" for op in self.program.forward)
-        self._ranges = device_memory // _RANGES_SHARE if gathers else room
+        self._ranges = device_memory // DEVICE_RANGES_SHARE if gathers else room
         """bytes for ranges at most"""
         self.device_room = device_memory - self._ranges if gathers else device_memory
         self.traffic = IoStats()
@@ -135,7 +133,7 @@ class FullGraph:
         """Whether memory holds what is computed together: the largest hub, and all rows of a layer with a norm inside."""
         graph, memory = self.dataset.graph, min(gathered_share(self.room), self._ranges)
         check_hub(graph, self.shape, gathered_share(self.room))
-        check_hub(graph, self.shape, self._ranges, gpu_share=_RANGES_SHARE)
+        check_hub(graph, self.shape, self._ranges, gpu_share=DEVICE_RANGES_SHARE)
         for index, (layer, shape) in enumerate(zip(self._parts[1], self.shape.layers, strict=True)):
             found = hidden_norms(layer)
             if not found:

@@ -48,6 +48,8 @@ DEVICE_LIBRARIES_SHARE = 16
 """Kernels' workspaces and holes between torch's blocks have 1/16 of a GPU's memory"""
 DEVICE_BATCHES_SHARE = 8
 """Batches and activations have 1/8 of it at least"""
+DEVICE_RANGES_SHARE = 2
+"""Of what exact training has of a GPU's memory, ranges of layers that gather have half, if there are any"""
 _FREED_BYTES, _FREED_SHARE = 80 * 10**6, 10
 _HISTORY_SHARE = 4
 _TRIAL_BYTES = 2**29

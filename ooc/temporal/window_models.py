@@ -172,7 +172,7 @@ class Evolving(nn.Module):
         self.register_buffer("begun", torch.zeros((), dtype=torch.bool))
         self._begun: bool | None = False
         """`begun`, so that no step waits for it; None where a state was loaded"""
-        self.register_load_state_dict_post_hook(_begun_is_unknown)
+        self.register_load_state_dict_post_hook(_begun_is_unknown)  # type: ignore[no-untyped-call]
 
     def set_begun(self, begun: bool) -> None:
         """Say whether `carried` are weights of a window."""

@@ -233,6 +233,27 @@ def test_runs_sampled_on_the_device_have_the_same_bits(stores: dict[str, Path], 
         train(class_of(given)(**given, out=tmp_path / "no", device="cpu", sample_device="cuda"))
 
 
+def test_runs_on_a_gpu_too_small_for_the_edges_have_the_same_bits(
+    stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {**HOPS, "model": "gat", "store": stores["multiclass"], "in_memory": True, "hidden": 8, "epochs": 2, "threads": 1}
+    given["checkpoint_every"] = OFF["checkpoint_every"]
+    losses = []
+    with pretended_cuda() as device:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (50_000, 10**10))
+        for name in ("cpu", "auto"):
+            counted, watcher, out = Counted(device), Noted(), tmp_path / name
+            with counted.counting():
+                train(class_of(given)(**given, out=out, device="cuda", sample_device=name), watcher=watcher)
+            losses.append([line["loss"] for line in read_metrics(out)[0]])
+    assert any(note.endswith("of its memory, and edges 20 kB of the host's") for note in watcher.notes), watcher.notes
+    assert losses[0] == losses[1]
+    assert counted.most(SYNC) <= 1, device.counts.told(SYNC)
+    assert counted.most(PAGEABLE) == 0, device.counts.told(PAGEABLE)
+    second = [each for epoch, each in counted.steps if epoch == 1]
+    assert second[0][REGISTERED] == second[-1][REGISTERED], device.counts.told(REGISTERED)
+
+
 @pytest.mark.parametrize("kind", some(KINDS))
 def test_losses_are_the_cpu_s_and_steps_do_not_wait(stores: dict[str, Path], tmp_path: Path, kind: str) -> None:
     check_losses(stores, tmp_path, kind)

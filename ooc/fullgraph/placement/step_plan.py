@@ -124,7 +124,8 @@ class StepPlan:
         ]
         placement = Placement(placements, passing, placed["ranges"])
         made = tuple(PlannedRun(**run) for run in runs)
-        return cls(placement, TierRoom(*data["room"].values()), made, dict(data["sizes"]), dict(data["static"]), data["exact"])
+        room = TierRoom(*data["room"].values())  # by place: the tiers had other names once
+        return cls(placement, room, made, dict(data["sizes"]), dict(data["static"]), data["exact"])
 
 
 def predict(program: Program, profile: StepProfile, placement: Placement, room: TierRoom) -> StepPlan:

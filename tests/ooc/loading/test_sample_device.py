@@ -12,7 +12,7 @@ import torch
 import ooc
 from ooc.graph.aggregation import PreAggregation
 from ooc.graph.device_subgraph import DeviceSubgraph
-from ooc.loading import choose_pool, sample_device
+from ooc.loading import choose_pool, choose_read_strategy, sample_device
 from ooc.loading.collate import SampledSums
 from ooc.loading.sample_device import PoolRoom
 from ooc.loading.stages import SamplePlace
@@ -255,6 +255,24 @@ def test_a_gpu_that_is_too_small_for_the_edges_reads_them_from_the_host(
         del loader
         gc.collect()
         assert edges not in small.locked.values()
+
+
+def test_edges_in_the_host_s_memory_leave_less_of_it_to_maps(
+    store: Path, small: PretendedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapped, made = [], choose_read_strategy.Topology
+
+    def noted(graph: Graph, weight: str | None, max_mapped: int, *given: Any) -> Any:
+        mapped.append(max_mapped)
+        return made(graph, weight, max_mapped, *given)
+
+    monkeypatch.setattr(choose_read_strategy, "Topology", noted)
+    with ooc.open(store, memory="2GB") as ds:
+        for where in ("cpu", "auto"):
+            loader = ooc.NeighborLoader(ds, [4, 3], "train", 32, device="cuda", features=False, sample_device=where)
+        assert loader.sample_place.edges_on_host
+        assert mapped[0] - mapped[-1] == ds.graph.indices.nbytes
+        assert loader.budget.topology - ds.graph.indptr.nbytes >= ds.graph.indices.nbytes  # which the plan has counted
 
 
 @pytest.mark.parametrize("kind", KINDS)
