@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ooc.graph.aggregation import Floats
 from ooc.layerwise.io_stats import IoStats, Noted, unnoted
+from ooc.layerwise.node_ranges import NodeRange
 from ooc.layerwise.pass_plan import ModelShape, cell_rows
 from ooc.layerwise.row_files import Files
 from ooc.runtime.buffers import Buffers
@@ -52,6 +53,7 @@ _PART = 1 << 21
 PIECE_BYTES = 16 * 2**20
 """of a piece's widest rows"""
 _LEAST_PIECE_ROWS = 1024
+_Names = tuple[str, str]
 NO_WEIGHT: Floats = np.empty(0, np.float32)
 
 
@@ -86,10 +88,14 @@ EdgePart = tuple[int, Ints, Ints, Floats]
 
 
 class SlotReader:
-    """The graph's slots read front to back. weight: where sums are weighted."""
+    """The graph's slots read front to back. weight: where sums are weighted; nodes: destinations whose slots are read, None for
+    all."""
 
-    def __init__(self, graph: Graph, indices: Rows, weight: Rows | None, read: Noted = unnoted) -> None:
+    def __init__(
+        self, graph: Graph, indices: Rows, weight: Rows | None, read: Noted = unnoted, nodes: NodeRange | None = None
+    ) -> None:
         self.graph, self._indices, self._weight, self._noted = graph, indices, weight, read
+        self._nodes = nodes or (0, graph.num_nodes)
         self._buffers = Buffers(kept=2, direct=True)
 
     def parts(self, ordered: bool = True) -> Iterator[EdgePart]:
@@ -100,10 +106,10 @@ class SlotReader:
 
     def _ranges(self) -> Iterator[tuple[int, int, Ints]]:
         """(first destination, first slot, indptr from 0 on)."""
-        indptr, num_nodes, first = self.graph.indptr, self.graph.num_nodes, 0
-        while first < num_nodes:
+        indptr, (first, last) = self.graph.indptr, self._nodes
+        while first < last:
             begin = int(indptr[first])
-            stop = int(np.searchsorted(indptr, begin + _SLOTS_AT_ONCE, side="right")) - 1
+            stop = min(last, int(np.searchsorted(indptr, begin + _SLOTS_AT_ONCE, side="right")) - 1)
             if stop > first:
                 yield first, begin, np.asarray(indptr[first : stop + 1]) - begin
                 first = stop
@@ -193,6 +199,15 @@ class Tiles:
         return entry, weight, nbytes + more
 
 
+def tile_names(names: _Names, rank: int) -> _Names:
+    """The names of the files of a rank's own tiles.
+
+    >>> tile_names(FORTH, 1)
+    ('tiles-1', 'tile-weights-1')
+    """
+    return (f"{names[0]}-{rank}", f"{names[1]}-{rank}") if rank else names
+
+
 def rows_over(array: Any, rows: Callable[[], Rows]) -> Rows:
     """A slot column as Rows: the array itself where it is in memory, else `rows()`."""
     from ooc.stores.io.segments import mapping_of
@@ -208,12 +223,19 @@ def piece_rows_of(shape: ModelShape) -> int:
 
 
 def open_tiles(
-    dataset: Dataset, files: Files, shape: ModelShape, stats: IoStats, progress: Callable[[str, int, int], None], back: bool
+    dataset: Dataset,
+    files: Files,
+    shape: ModelShape,
+    stats: IoStats,
+    progress: Callable[[str, int, int], None],
+    back: bool,
+    share: tuple[int, NodeRange] | None = None,
 ) -> tuple[Tiles, ...]:
-    """The edges of a pass in tiles, by piece of sources; with `back` by piece of destinations too. None where no layer sums."""
+    """The edges of a pass in tiles, by piece of sources; with `back` by piece of destinations too. None where no layer sums.
+    share: as of `EdgeTiles`."""
     if not shape.has_sums:
         return ()
-    edges = EdgeTiles(dataset, files, piece_rows_of(shape), cell_rows(shape), stats, weighted=shape.slot_bytes > 8)
+    edges = EdgeTiles(dataset, files, piece_rows_of(shape), cell_rows(shape), stats, weighted=shape.slot_bytes > 8, share=share)
 
     def done(count: int) -> None:
         progress("edges", count, shape.num_edges)
@@ -225,23 +247,34 @@ def open_tiles(
 
 
 class EdgeTiles:
-    """Opens tiles in `files`. piece_rows, cell_rows: of the grid; weighted: with the edges'
-    weights."""
+    """Opens tiles in `files`. piece_rows, cell_rows: of the grid; weighted: with the edges' weights; share: of one rank of
+    several, (rank, the nodes whose in-edges its tiles have)."""
 
     def __init__(
-        self, dataset: Dataset, files: Files, piece_rows: int, cell_rows: int, stats: IoStats, *, weighted: bool
+        self,
+        dataset: Dataset,
+        files: Files,
+        piece_rows: int,
+        cell_rows: int,
+        stats: IoStats,
+        *,
+        weighted: bool,
+        share: tuple[int, NodeRange] | None = None,
     ) -> None:
         self._dataset, self._files, self._stats, self._weighted = dataset, files, stats, weighted
-        self._piece_rows, self._cell_rows = piece_rows, cell_rows
+        self._piece_rows, self._cell_rows, self._share = piece_rows, cell_rows, share
 
     def open(self, progress: Callable[[int], None], forth: Tiles | None = None) -> Tiles:
         """Edges by piece of sources, for sums over in-edges, or by piece of destinations, from the tiles `forth`, for sums over
         out-edges: those an earlier process left in the folder, or made now. progress: of edges done."""
-        names, folder = FORTH if forth is None else BACK, self._files.folder
-        about = {"store": self._dataset.fingerprint, "piece_rows": self._piece_rows, "weighted": self._weighted}
+        rank = 0 if self._share is None else self._share[0]
+        names, folder = tile_names(FORTH if forth is None else BACK, rank), self._files.folder
+        about: dict[str, Any] = {"store": self._dataset.fingerprint, "piece_rows": self._piece_rows, "weighted": self._weighted}
+        if self._share is not None:
+            about["nodes"] = list(self._share[1])
         note, firsts = f"{names[0]}.json", f"{names[0]}.npy"
         if folder is not None and (folder / note).exists():
-            if json.loads((folder / note).read_bytes()) == about:
+            if (folder / names[0]).is_dir() and json.loads((folder / note).read_bytes()) == about:
                 return self._tiles(names, TileGrid(self._piece_rows, self._cell_rows, np.load(folder / firsts)))
             (folder / note).unlink()  # those that are there are overwritten
             sync_dir(folder)
@@ -260,7 +293,8 @@ class EdgeTiles:
         """Put the edges in order: one reading of the slots to count, one of them or of `forth`."""
         graph, dataset, read = self._dataset.graph, self._dataset, self._stats.read
         weight = rows_over(graph.columns["weight"], lambda: dataset.edge_rows("weight")) if self._weighted else None
-        slots = SlotReader(graph, rows_over(graph.indices, lambda: dataset.edge_rows("indices")), weight, read)
+        nodes = None if self._share is None else self._share[1]
+        slots = SlotReader(graph, rows_over(graph.indices, lambda: dataset.edge_rows("indices")), weight, read, nodes)
         grid = count_entries(slots, self._piece_rows, self._cell_rows, reverse=forth is not None)
         tiles = self._tiles(names, grid)
         self._stats.bytes_written += tiles.fill(slots.parts() if forth is None else out_edges(forth, read), progress)

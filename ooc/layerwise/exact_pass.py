@@ -12,6 +12,7 @@ from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.layerwise_pass import LayerwisePass, Progress
 from ooc.layerwise.shape import has_layers, own_way, parts_of
 from ooc.runtime.memory_plan import MemoryPlan
+from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.arrays.rows import Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
@@ -49,11 +50,12 @@ def exact_pass(
     engine: str = "auto",
     memory: int | None = None,
     budget: MemoryPlan | None = None,
+    ranks: Ranks = ALONE,
 ) -> ExactPass:
     """Return the pass for a model.
 
     Args:
-        model, dataset, folder, engine, memory, budget: As of `LayerwisePass`.
+        model, dataset, folder, engine, memory, budget, ranks: As of `LayerwisePass`.
         layer: Number of the layer whose rows are computed, from 1; "hidden" for the last but one; None for the model's outputs.
         num_layers, node_type, tables: As of `FullNeighborPass`, which computes all models of heterogeneous graphs.
 
@@ -63,7 +65,7 @@ def exact_pass(
     >>> exact_pass(model, ds, Path("pass")).run()
     """
     number = _number_of(model, layer)
-    common: dict[str, Any] = {"engine": engine, "budget": budget}
+    common: dict[str, Any] = {"engine": engine, "budget": budget, "ranks": ranks}
     if dataset.is_hetero:
         types: dict[str, Any] = {"num_layers": num_layers, "node_type": node_type, "tables": tables}
         return FullNeighborPass(model, dataset, folder, layer=number, **types, **common)

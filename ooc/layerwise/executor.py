@@ -17,6 +17,7 @@ from ooc.graph.blocks import gathered_block
 from ooc.layerwise.aggregator import SumKernel
 from ooc.layerwise.edge_tiles import Tiles, rows_over
 from ooc.layerwise.io_stats import ADD, COMPUTE, IoStats
+from ooc.layerwise.node_ranges import NodeRange
 from ooc.layerwise.ops import LayerModules, RangeOfNodes, Tensors, inputs_of, own_place
 from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerwisePlan, ModelShape, Op, cell_rows
 from ooc.layerwise.row_files import MOST_KEPT, Array, RowStore
@@ -89,26 +90,34 @@ class NodeScans:
         self._readers.shutdown(cancel_futures=True)
 
     def rows(
-        self, names: list[str], sums: list[SumRequest], rows: int, fetch: Fetch, start: int, *, edges: bool
+        self,
+        names: list[str],
+        sums: list[SumRequest],
+        rows: int,
+        fetch: Fetch,
+        start: int,
+        *,
+        edges: bool,
+        nodes: NodeRange | None = None,
     ) -> Iterator[NodeChunk]:
         """Destinations from `start` on, chunk by chunk. names: values to read; rows: destinations that memory has sums for at a
-        time; edges: whether the layer needs what the graph says of its nodes."""
-        nodes = self._shape.num_nodes
+        time; edges: whether the layer needs what the graph says of its nodes; nodes: those that are computed, None: all."""
+        begin, end = nodes or (0, self._shape.num_nodes)
         if not sums:
-            yield from self._chunks(names, {}, start, nodes, fetch, edges)
+            yield from self._chunks(names, {}, start, end, fetch, edges)
             return
-        cell = cell_rows(self._shape)
-        step = max(cell, min(rows // cell * cell, -(-nodes // cell) * cell))
-        step = -(-nodes // (-(-nodes // step) * cell)) * cell  # equal ranges
+        cell, count = cell_rows(self._shape), end - begin
+        step = max(cell, min(rows // cell * cell, -(-count // cell) * cell))
+        step = -(-count // (-(-count // step) * cell)) * cell  # equal ranges
         threads, dtype, read = torch.get_num_threads(), self._store.dtype, self.stats.read
         adders = [SumKernel(self._tiles[each.back], self.graph, each.kind, threads, dtype, read) for each in sums]
         own: list[Array] = []
         try:
-            buffers = [self._buffer(each, min(step, nodes), own) for each in sums]
+            buffers = [self._buffer(each, min(step, count), own) for each in sums]
             stay = [not any(buffer is one for one in own) for buffer in buffers]  # made where they are to stand
             put = [each for each, stays in zip(sums, stay, strict=True) if each.keep and not stays]
-            for first in range(start, nodes, step):
-                stop = min(first + step, nodes)
+            for first in range(start, end, step):
+                stop = min(first + step, end)
                 made = {}
                 for each, adder, buffer in zip(sums, adders, buffers, strict=True):
                     made[each.name] = self._sum(each, adder, buffer, first, stop)
@@ -208,8 +217,9 @@ class ForwardExecutor:
         self.modules, self.store, self.scans, self.stats = modules, store, scans, scans.stats
         self._dtype = torch.float64 if store.dtype == np.float64 else torch.float32
 
-    def run_op(self, op: Op, plan: LayerwisePlan, start: int) -> Iterator[int]:
-        """Run an op of a pass from node `start` on; yields how far it came, where it can go on from there later."""
+    def run_op(self, op: Op, plan: LayerwisePlan, start: int, nodes: NodeRange | None = None) -> Iterator[int]:
+        """Run an op of a pass from node `start` on; yields how far it came, where it can go on from there later. nodes: those
+        that are computed, None: all."""
         inputs = {} if op.kind == "add" else inputs_of(self.modules.shape, op)
         kind, sums = self.modules.shape.layers[op.layer].kind, []
         if kind is not None and op.summed:  # else there are none, or they were made by blocks
@@ -221,7 +231,7 @@ class ForwardExecutor:
                 return {op.writes[0]: torch.from_numpy(chunk.read[op.writes[0]])}
             return self.compute(op, chunk.place, self.given(inputs, chunk))
 
-        for chunk in self.chunks(op, inputs, sums, room, start):
+        for chunk in self.chunks(op, inputs, sums, room, start, nodes=nodes):
             self.run_chunk(chunk, compute, op.writes)
             if chunk.ends:
                 yield chunk.place.stop
@@ -235,16 +245,19 @@ class ForwardExecutor:
         start: int,
         more: Iterable[str] = (),
         fetch: Fetch = lambda first: None,
+        nodes: NodeRange | None = None,
     ) -> Iterator[NodeChunk]:
         """The chunks of an op from node `start` on, with its inputs, the sums that are made meanwhile, and `more` values. room:
-        destinations whose sums fit the memory at a time; of an op that gathers, bytes for two of its ranges."""
+        destinations whose sums fit the memory at a time; of an op that gathers, bytes for two of its ranges; nodes: those that
+        are computed, None: all."""
         made = {each.name for each in sums}
         names = [name for role, name in inputs.items() if not (op.kind == "gather" and role == "rows")]
         names = list(dict.fromkeys(name for name in (*names, *more) if name not in made))
         if op.kind == "gather":
-            ranges = list(gather_ranges(self.scans.graph, self.modules.shape.layers[op.layer], room, start))
+            layer, stop = self.modules.shape.layers[op.layer], None if nodes is None else nodes[1]
+            ranges = list(gather_ranges(self.scans.graph, layer, room, start, stop))
             return self.scans.gathered(op.summed, names, ranges, fetch)
-        return self.scans.rows(names, sums, room, fetch, start, edges=op.kind == "sum")
+        return self.scans.rows(names, sums, room, fetch, start, edges=op.kind == "sum", nodes=nodes)
 
     def run_chunk(self, chunk: NodeChunk, compute: Callable[[NodeChunk], Tensors], writes: Iterable[str]) -> Tensors:
         """A chunk's outputs by the names of values, once those of `writes` are put."""

@@ -21,7 +21,9 @@ from torch import nn
 
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.layerwise_pass import Progress, digest
-from ooc.layerwise.row_files import Files
+from ooc.layerwise.node_ranges import even_ranges
+from ooc.layerwise.pass_notes import start_of
+from ooc.layerwise.row_files import Files, Kept
 from ooc.layerwise.shape import device_of, has_layers, own_way, parts_of
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.ranks import WHOLE
@@ -31,11 +33,12 @@ from ooc.models.user_models import edge_features_for, forward_batch, forward_lay
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.pipeline import Stage
 from ooc.runtime.range_io import write_range
+from ooc.runtime.ranks import ALONE, Ranks
 from ooc.runtime.transfer import on_host
 from ooc.stores.arrays.rows import Ids, Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
-from ooc.stores.io.atomic import remove_tree, removed_path
+from ooc.stores.io.atomic import removed_path
 from ooc.stores.node_set import NodeSet
 
 SEEDS = 4096
@@ -96,6 +99,7 @@ class FullNeighborPass:
         tables: Of a heterogeneous graph, node type without features -> the rows of its embedding table, float32 [N, width].
         engine: How rows are read and written.
         budget: A plan of the memory other than the data set's.
+        ranks: Those that make the pass together, each for a range of the nodes, and call its methods together.
 
     Raises:
         ConfigError: If the store has no features, or outputs depend on all nodes, or on nodes further away than `num_layers`.
@@ -116,6 +120,7 @@ class FullNeighborPass:
         tables: Mapping[str, Rows] | None = None,
         engine: str = "auto",
         budget: MemoryPlan | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         if not (dataset.is_hetero or dataset.num_features):
             raise ConfigError(f"{dataset.path} holds no features to compute on")
@@ -127,7 +132,9 @@ class FullNeighborPass:
         if dataset.is_hetero and not has_layers(model):
             self._check_depth()
         self.columns = self._width()
-        self.files = Files(folder, engine)
+        self._own = even_ranges(self._nodes.num_nodes, SEEDS, ranks.world_size)[ranks.rank]
+        self.files = Files(folder, engine, ranks=ranks, own=self._own)
+        self._ranks = ranks
         shutil.rmtree(removed_path(folder), ignore_errors=True)
         self.stats = IoStats()
         self._key = ""
@@ -206,34 +213,48 @@ class FullNeighborPass:
 
     def was_begun(self) -> bool:
         """Whether the folder holds what an earlier process computed of this pass."""
-        before = self.files.progress()
-        return before is not None and before.get("key") == self.fingerprint()
+        notes = self.files.progress()
+        return bool(notes) and all(note.get("key") == self.fingerprint() for note in notes)
 
     def run(self, progress: Progress = lambda what, done, total: None) -> Rows:
         """Run, from where an earlier process was interrupted on; float32 Rows [N, columns], good until `close`."""
         self.files.lock()
-        before, key = self.files.progress(), self.fingerprint()
-        start = before["next"] if before is not None and before.get("key") == key else 0
-        if not start:
+        notes, key, (first, last) = self.files.progress(), self.fingerprint(), self._own
+        start = first
+        if notes and all(note.get("key") == key for note in notes):
+            begun = start_of(notes, self._own)
+            start = last if begun.op else begun.node  # all ranks were at their ends
+        else:
             self.files.forget()
         self.stats.restart()
-        nodes = self._nodes.num_nodes
-        rows = self.files.rows("out", (nodes, self.columns))
-        loader = self._loader
+        out = {"out": (self._nodes.num_nodes, self.columns)}
+        self.files.make(out)
+        rows = self.files.rows("out", out["out"])
+        if not self._ranks.alone:
+            self.files.note({"key": key, "next": start}, [])
+            self.files.take_over()
+        noted = time.monotonic()
+        for node in self._write_from(rows, start) if start < last else ():
+            progress("full neighborhoods", node - first, last - first)
+            if time.monotonic() - noted > NOTE_SECONDS or node == last:
+                self.files.note({"key": key, "next": node}, [rows])
+                noted = time.monotonic()
+        self.stats.bytes_read = self._loader.bytes_read
+        self._ranks.barrier()
+        return rows
+
+    def _write_from(self, rows: Kept, start: int) -> Iterator[int]:
+        """Write the rows of this rank's nodes from `start` on, batch by batch; yields up to which node."""
+        loader, node = self._loader, start - start % SEEDS
         loader.load_state_dict({"epoch": 0, "step": start // SEEDS})
-        node, noted = start - start % SEEDS, time.monotonic()
+        loader.stop_before(-(-self._own[1] // SEEDS))
         with evaluating(self.model), closing(iter(loader)) as batches:
             for batch in batches:
                 seeds = self._seeds(batch)
                 out = self._outputs(batch).reshape(seeds, -1)
                 self.stats.bytes_written += write_range(rows, node, np.ascontiguousarray(out.numpy()))
                 node += seeds
-                progress("full neighborhoods", node, nodes)
-                if time.monotonic() - noted > NOTE_SECONDS or node == nodes:
-                    self.files.note({"key": key, "next": node}, [rows])
-                    noted = time.monotonic()
-        self.stats.bytes_read = loader.bytes_read
-        return rows
+                yield node
 
     def close(self) -> None:
         """Close the rows; idempotent. What is on disk stays, so that a pass can go on."""
@@ -241,8 +262,7 @@ class FullNeighborPass:
 
     def discard(self) -> None:
         """Close, and remove the folder."""
-        self.files.close_rows()
         try:
-            remove_tree(self._folder)
+            self.files.discard()
         finally:
             self.close()

@@ -4,6 +4,9 @@ Every layer's input is read as Rows and its output written as Rows, so a model o
 and no node is computed twice. Each layer is planned (`ooc.layerwise.pass_plan`): sums made while its input is read
 (`ooc.layerwise.aggregator`), or gathered rows of a range's sources. A killed pass in a folder goes on after its last finished
 range, whose rows were synced before it was noted. (Layer-wise inference as in GraphSAGE's and DGL's examples.)
+
+Several ranks compute a range of nodes each, into the same files of a folder that all of them see, and wait for each other
+behind every layer. A rank puts the in-edges of its own range in order, so together they read and write the edges once.
 """
 
 import hashlib
@@ -15,10 +18,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ooc.layerwise.edge_tiles import FORTH, Tiles, open_tiles
+from ooc.layerwise.edge_tiles import FORTH, Tiles, open_tiles, tile_names
 from ooc.layerwise.executor import ForwardExecutor, NodeScans
 from ooc.layerwise.io_stats import IoStats
+from ooc.layerwise.node_ranges import node_ranges
 from ooc.layerwise.ops import LayerModules, LayerObserver
+from ooc.layerwise.pass_notes import PassNotes, PassStart, start_of
 from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerwisePlan, Op, forward_ops, plan_layerwise
 from ooc.layerwise.row_files import Files, PassStore
 from ooc.layerwise.shape import besides_bytes, check_hub, over_rows, parts_of, room_in, shape_of
@@ -26,11 +31,12 @@ from ooc.loading.feature_cache import registry_of
 from ooc.models.dropout import DropoutKeys
 from ooc.models.layers import evaluating
 from ooc.runtime.memory_plan import MemoryPlan
+from ooc.runtime.ranks import ALONE, Ranks
 from ooc.runtime.transfer import on_host
 from ooc.stores.arrays.rows import Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
-from ooc.stores.io.atomic import remove_tree, removed_path
+from ooc.stores.io.atomic import removed_path
 from ooc.stores.sizes import format_bytes
 
 Progress = Callable[[str, int, int], None]
@@ -45,7 +51,8 @@ class LayerwisePass:
     It computes in evaluation mode and float32. folder: where rows and progress are kept, unless everything fits the memory;
     None: in memory. memory: bytes for the whole process, None: what `budget` (by default the data set's) leaves to batches,
     less `beside`; room: for values and sums alone, if known. upto: stop after so many layers, without the decoder. stats: of
-    all runs. Raises ConfigError for a model that is no list of layers, BudgetError where the memory is too little.
+    all runs. ranks: of several, all make the pass and call its methods together; rows are then in the folder in any case.
+    Raises ConfigError for a model that is no list of layers, BudgetError where the memory is too little.
 
     >>> with closing(LayerwisePass(model, ds, Path("run/sweep"))) as whole:
     ...     rows = whole.run()  # Rows [N, classes]
@@ -63,8 +70,9 @@ class LayerwisePass:
         budget: MemoryPlan | None = None,
         upto: int | None = None,
         engine: str = "auto",
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.model, self.dataset, self._upto = model, dataset, upto
+        self.model, self.dataset, self._upto, self.ranks = model, dataset, upto, ranks
         encoder, layers, decoder = parts_of(model)
         self._parts = (encoder, layers, decoder) if upto is None else (encoder, layers[:upto], None)
         self._check_norms()
@@ -72,12 +80,14 @@ class LayerwisePass:
         if room is None:
             besides = besides_bytes(self.shape, dataset.graph)
             room = room_in(dataset, besides, "a pass over all nodes", memory, beside, budget)
-        self._room = room
-        self.plan = plan_layerwise(self.shape, self._room)
+        self._room = min(ranks.gather(room))
+        self.plan = plan_layerwise(self.shape, self._room, may_keep=ranks.alone)
         check_hub(dataset.graph, self.shape, self.plan.memory)
         if folder is None and not self.plan.in_ram:
             raise BudgetError(f"a pass in memory does not fit {format_bytes(self._room)}: give it a folder")
-        self.files = Files(folder, engine, in_ram=self.plan.in_ram)
+        self.nodes = node_ranges(dataset.graph, ranks.world_size)[ranks.rank]
+        """those that this rank computes"""
+        self.files = Files(folder, engine, self.plan.in_ram, ranks, self.nodes)
         self._folder = folder
         if folder is not None:
             shutil.rmtree(removed_path(folder), ignore_errors=True)
@@ -94,17 +104,16 @@ class LayerwisePass:
                 "score it on sampled batches"
             )
 
-    def _resumed(self, key: str) -> tuple[int, int] | None:
-        """(stage, node) to go on from, None to begin; takes over the plan of the pass that was interrupted, where it does not
-        need more."""
-        before = self.files.progress()
-        if before is None or before.get("key") != key:
+    def _resumed(self, key: str) -> PassStart | None:
+        """Where to go on, None to begin; takes over the plan of the pass that was interrupted, where it does not need more."""
+        notes = self.files.progress()
+        if not notes or any(note.get("key") != key for note in notes):
             return None
-        kept = LayerwisePlan.of(before["plan"])
+        kept = LayerwisePlan.of(notes[0]["plan"])
         if kept.memory > self._room * _SAME_MEMORY:
             return None
         self.plan = kept
-        return before["stage"], before["next"]
+        return start_of(notes, self.nodes)
 
     method = ""
     """see `ExactPass`"""
@@ -120,8 +129,8 @@ class LayerwisePass:
 
     def was_begun(self) -> bool:
         """Whether the folder holds what an earlier process came to in this pass: same parameters, same data."""
-        before = Files(self._folder, "auto").progress()  # also where this process needs no folder
-        return before is not None and before.get("key") == self.fingerprint()
+        notes = PassNotes(self._folder, self.ranks).read()  # also where this process needs no folder
+        return bool(notes) and all(note.get("key") == self.fingerprint() for note in notes)
 
     def fingerprint(self) -> str:
         """A digest of the parameters and the data."""
@@ -147,7 +156,7 @@ class LayerwisePass:
             going_on = None if anew else self._resumed(key)
             if going_on is None:
                 self.files.forget()
-            at, node = going_on or (0, 0)
+            at, node = going_on or (0, self.nodes[0])
             if self._tiles is None:
                 self._tiles = self._open_tiles(progress)
             self.stats.restart()
@@ -158,9 +167,9 @@ class LayerwisePass:
             try:
                 with evaluating(self.model):
                     for number in range(at, len(self.ops)):
-                        self._run_op(executor, store, number, node if number == at else 0, key, progress)
+                        self._run_op(executor, store, number, node if number == at else self.nodes[0], key, progress)
                 rows: Rows = store.open("out")
-                self.files.keep_only({"out", *FORTH})
+                self.files.keep_only({"out", *self._tile_names})
                 return rows
             finally:
                 scans.close()
@@ -172,17 +181,29 @@ class LayerwisePass:
         self, executor: ForwardExecutor, store: PassStore, number: int, start: int, key: str, progress: Progress
     ) -> None:
         """Run an op from node `start` on, and note how far it came where it can go on later."""
-        op = self.ops[number]
-        self.files.keep_only({*FORTH, *self._needed_files(store, number)})
-        if start >= self.shape.num_nodes:
-            return
-        for stop in executor.run_op(op, self.plan, start):
-            store.drain()
-            if executor.modules.observer is not None:
-                executor.modules.observer.note()
+        op, (first, last), observer = self.ops[number], self.nodes, executor.modules.observer
+        self.files.keep_only({*self._tile_names, *self._needed_files(store, number)})
+        store.make(op.writes)
+
+        def note(stop: int) -> None:
             written = [rows for rows in map(self.files.opened, store.files_of(op.writes)) if rows is not None]
             self.files.note({"key": key, "plan": asdict(self.plan), "stage": number, "next": stop}, written)
-            progress(_words(op), stop, self.shape.num_nodes)
+
+        if not self.ranks.alone:
+            note(start)
+            self.files.take_over()
+        for stop in executor.run_op(op, self.plan, start, self.nodes) if start < last else ():
+            store.drain()
+            if observer is not None and self.ranks.alone:
+                observer.note()
+            if observer is None or self.ranks.alone:
+                note(stop)
+            progress(_words(op), stop - first, last - first)
+        self.ranks.barrier()
+        if observer is not None and not self.ranks.alone:  # its note is one of all ranks, whose ranges end at other times
+            observer.note()
+            note(last)
+            self.ranks.barrier()
 
     def _needed_files(self, store: PassStore, number: int) -> set[str]:
         """Files that an op and those after it read of what is made, and those that it writes."""
@@ -193,7 +214,13 @@ class LayerwisePass:
 
     def _open_tiles(self, progress: Progress) -> tuple[Tiles, ...]:
         """The edges in the pass's order: those an earlier pass left in the folder, or dealt out now."""
-        return open_tiles(self.dataset, self.files, self.shape, self.stats, progress, back=False)
+        share = None if self.ranks.alone else (self.ranks.rank, self.nodes)
+        return open_tiles(self.dataset, self.files, self.shape, self.stats, progress, back=False, share=share)
+
+    @property
+    def _tile_names(self) -> set[str]:
+        """The files of all ranks' tiles."""
+        return {name for rank in range(self.ranks.world_size) for name in tile_names(FORTH, rank)}
 
     def make_room(self) -> None:
         """Give up what the last run kept in memory, the rows it returned with it."""
@@ -208,10 +235,8 @@ class LayerwisePass:
     def discard(self) -> None:
         """Close, and remove the folder with all that is in it: also what a process with less memory left there."""
         self._tiles = None
-        self.files.close_rows()
         try:
-            if self._folder is not None:
-                remove_tree(self._folder)  # before another process may have it
+            self.files.discard()
         finally:
             self.close()
 

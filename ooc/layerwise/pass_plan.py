@@ -312,11 +312,12 @@ class LayerwisePlan:
         return cls(**{**data, "layers": tuple(LayerPlan(**layer) for layer in data["layers"])})
 
 
-def plan_layerwise(shape: ModelShape, memory: int) -> LayerwisePlan:
+def plan_layerwise(shape: ModelShape, memory: int, may_keep: bool = True) -> LayerwisePlan:
     """The cheapest pass in `memory` bytes, beside what reading and writing need anyway. Which layers narrow first does not
-    depend on the memory, nor does any result of layers that sum. Raises BudgetError where not even the sums of a cell fit."""
+    depend on the memory, nor does any result of layers that sum. may_keep: whether rows may stay in memory, which no other
+    process sees. Raises BudgetError where not even the sums of a cell fit."""
     layers = range(len(shape.layers))
-    if ram_bytes(shape) <= memory:
+    if may_keep and ram_bytes(shape) <= memory:
         every = -(-max(1, shape.num_nodes) // cell_rows(shape)) * cell_rows(shape)
         plans = tuple(LayerPlan(shape.narrows(at), 1, every if shape.layers[at].kind else 0, 0, 0) for at in layers)
         return LayerwisePlan(memory, True, shape.mapped, plans, 0, 0)
@@ -327,8 +328,13 @@ def plan_layerwise(shape: ModelShape, memory: int) -> LayerwisePlan:
 
 
 def cell_rows(shape: ModelShape) -> int:
+    """`cell_rows_of` a model's graph."""
+    return cell_rows_of(shape.num_nodes)
+
+
+def cell_rows_of(num_nodes: int) -> int:
     """Ranges of destinations begin at multiples of it, where the edges of a piece can be cut: a multiple of `CHUNK_ROWS`."""
-    return max(1, -(-shape.num_nodes // (_MOST_CELLS * CHUNK_ROWS))) * CHUNK_ROWS
+    return max(1, -(-num_nodes // (_MOST_CELLS * CHUNK_ROWS))) * CHUNK_ROWS
 
 
 def ram_bytes(shape: ModelShape) -> int:

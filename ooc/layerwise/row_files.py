@@ -1,11 +1,10 @@
 """Values over all nodes by name: files of rows, on disk or in memory, written behind and read ahead."""
 
 import fcntl
-import json
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,16 +16,18 @@ import torch
 from numpy.typing import NDArray
 
 from ooc.layerwise.io_stats import IoStats, Noted, unnoted
+from ooc.layerwise.node_ranges import NodeRange
+from ooc.layerwise.pass_notes import Note, PassNotes
 from ooc.layerwise.pass_plan import FEATURES, LayerwisePlan, ModelShape, ValueRef, files_of
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, WriteBehind, read_range, write_range
+from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.arrays.rows import Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import StoreError
-from ooc.stores.io.atomic import disk_errors, remove_tree, sync_dir, write_file
+from ooc.stores.io.atomic import disk_errors, remove_tree
 
-PROGRESS = "progress.json"
 MOST_KEPT = 64 * 2**20
 """of a buffer that waits for its next use, as those of chunks do; those of gathered ranges take what memory there is"""
 _PENDING = 4
@@ -35,30 +36,44 @@ Kept = DiskRows | MemoryRows
 
 
 class Files:
-    """Rows by name, in a folder, or with `in_ram` in memory, where the folder only shows others that a process uses it."""
+    """Rows by name, in a folder, or with `in_ram` in memory, where the folder only shows others that a process uses it.
 
-    def __init__(self, folder: Path | None, engine: str, in_ram: bool = False) -> None:
-        self._own, self._engine = folder, engine
+    Several `ranks` have one folder, which rank 0 makes and removes rows in: `lock`, `make`, `keep_only`, `progress`, `forget`
+    and `discard` are called by all of them. own: the nodes whose rows this rank writes; None: all.
+    """
+
+    def __init__(
+        self, folder: Path | None, engine: str, in_ram: bool = False, ranks: Ranks = ALONE, own: NodeRange | None = None
+    ) -> None:
+        self._own, self._engine, self._ranks = folder, engine, ranks
         self.folder = None if in_ram else folder
+        self._notes, self._nodes = PassNotes(self.folder, ranks), own or (0, 0)
         self._rows: dict[str, Kept] = {}
         self._opening = threading.Lock()  # readers ask for the same rows at once: opened twice, one would never be closed
         self._lock: int | None = None
+        self._has_folder = False
 
     def lock(self) -> None:
         """Have the folder, made where there is none, for this process until `close`. Raises StoreError where another has it."""
-        if self._own is None or self._lock is not None:
+        if self._own is None or self._has_folder:
             return
-        with disk_errors(self._own):
-            self._own.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if self._ranks.first:
+            self._take_lock(self._own)
+        self._ranks.barrier()
+        self._has_folder = True
+
+    def _take_lock(self, folder: Path) -> None:
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel drops it with the process, however it ends
-                taken = not os.path.samestat(os.fstat(descriptor), os.stat(self._own))  # removed meanwhile
+                taken = not os.path.samestat(os.fstat(descriptor), os.stat(folder))  # removed meanwhile
             except (BlockingIOError, FileNotFoundError):
                 taken = True
         if taken:
             os.close(descriptor)
-            raise StoreError(f"{self._own}: another process computes there; wait for it, or choose another name")
+            raise StoreError(f"{folder}: another process computes there; wait for it, or choose another name")
         self._lock = descriptor
 
     def rows(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> Kept:
@@ -96,6 +111,13 @@ class Files:
         """Bytes of the rows that are open."""
         return sum(math.prod(rows.shape) * rows.dtype.itemsize for rows in self._rows.values())
 
+    def make(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Have rank 0 make rows of these names and shapes, before any rank opens them. One process makes its own in time."""
+        if self._ranks.first and not self._ranks.alone:
+            for name, shape in shapes.items():
+                self.rows(name, shape)
+        self._ranks.barrier()
+
     def drop(self, name: str) -> None:
         """Remove the rows of that name, where there are any."""
         if name in self._rows:
@@ -107,33 +129,39 @@ class Files:
         """Remove all rows but these."""
         for name in [name for name in self._rows if name not in names]:
             self._rows.pop(name).close()
-        if self.folder is not None and self.folder.exists():
+        self._ranks.barrier()
+        if self._ranks.first and self.folder is not None and self.folder.exists():
             for path in list(self.folder.iterdir()):
                 if path.is_dir() and path.name not in names:
                     remove_tree(path)
 
-    def progress(self) -> dict[str, Any] | None:
-        """What `note` kept last; None where there is nothing (or nothing that can be read: the pass begins anew)."""
-        if self.folder is None:
-            return None
-        with suppress(FileNotFoundError, ValueError):
-            found: dict[str, Any] = json.loads((self.folder / PROGRESS).read_bytes())
-            return found
-        return None
+    def progress(self) -> list[Note]:
+        """What every rank noted last, by rank; none where there is nothing (or nothing that can be read: the pass begins
+        anew)."""
+        return self._notes.read()
 
-    def note(self, progress: dict[str, Any], written: list[Kept]) -> None:
-        """Keep how far the pass came, once the rows that were written for it are durable."""
+    def note(self, progress: Note, written: list[Kept]) -> None:
+        """Keep how far this rank came, once the rows that were written for it are durable."""
         if self.folder is None:
             return
         for rows in written:
             rows.sync()
-        write_file(self.folder / PROGRESS, json.dumps(progress).encode() + b"\n")
+        self._notes.write(progress, self._nodes)
+
+    def take_over(self) -> None:
+        """Remove what another number of ranks noted, once all of these have noted where they go on."""
+        self._notes.remove_others()
 
     def forget(self) -> None:
-        """Remove the note, before rows are changed otherwise than it says."""
-        if self.folder is not None and (self.folder / PROGRESS).exists():
-            (self.folder / PROGRESS).unlink()
-            sync_dir(self.folder)
+        """Remove the notes, before rows are changed otherwise than they say."""
+        self._notes.forget()
+
+    def discard(self) -> None:
+        """Close all rows, and remove the folder."""
+        self.close_rows()
+        self._ranks.barrier()
+        if self._ranks.first and self._own is not None:
+            remove_tree(self._own)  # before another process may have it
 
     def close_rows(self) -> None:
         """Close all rows; the folder stays this process's."""
@@ -143,6 +171,7 @@ class Files:
     def close(self) -> None:
         """Close all rows, and let go of the folder; idempotent."""
         self.close_rows()
+        self._has_folder = False
         if self._lock is not None:
             lock, self._lock = self._lock, None
             if self.folder is None and self._own is not None:
@@ -265,6 +294,10 @@ class PassStore(RowStore):
     def files_of(self, names: Iterable[str]) -> set[str]:
         """The files of some values."""
         return {file for name in names if name != FEATURES.name for file in self._blocks[name]}
+
+    def make(self, names: Iterable[str]) -> None:
+        """Have rank 0 make the files of some values, before any rank opens them."""
+        self._files.make({file: (self._nodes, self._columns[file]) for file in sorted(self.files_of(names))})
 
     def open(self, name: str) -> Kept:
         """See `RowStore.open`; of a value that is kept in one file."""

@@ -12,6 +12,7 @@ from ooc.layerwise.ops import LayerObserver
 from ooc.layerwise.pass_plan import ram_bytes
 from ooc.metrics.tasks import LabelTask
 from ooc.runtime.memory_plan import MemoryPlan
+from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.arrays.rows import Rows
 from ooc.stores.dataset import Dataset
 
@@ -32,10 +33,11 @@ class ExactScores:
         beside: int = 0,
         budget: MemoryPlan | None = None,
         task: LabelTask | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._task = LabelTask.of(dataset) if task is None else task
         self._dataset, self.beside = dataset, beside
-        self._pass = LayerwisePass(model, dataset, folder, engine=engine, beside=beside, budget=budget)
+        self._pass = LayerwisePass(model, dataset, folder, engine=engine, beside=beside, budget=budget, ranks=ranks)
         self._scored: tuple[str, Rows] | None = None
 
     @property

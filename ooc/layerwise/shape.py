@@ -233,10 +233,12 @@ def gathered_bytes(graph: Graph, layer: LayerShape, first: int, stop: int) -> in
     return min(edges + own, graph.num_nodes) * layer.source_bytes + own * layer.itemsize * layer.out + edges * layer.edge_bytes
 
 
-def gather_ranges(graph: Graph, layer: LayerShape, memory: int, start: int) -> Iterator[tuple[int, int]]:
-    """Ranges (first, stop) of destinations from `start` on; two of them, with sources' rows and edges, fit `memory` bytes, but
-    for a node that does not fit alone (see `check_hub`)."""
-    first, most, room = start, graph.num_nodes, memory // GATHERED
+def gather_ranges(
+    graph: Graph, layer: LayerShape, memory: int, start: int, stop: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """Ranges (first, stop) of destinations from `start` on, up to `stop` (by default the last); two of them, with sources' rows
+    and edges, fit `memory` bytes, but for a node that does not fit alone (see `check_hub`)."""
+    first, most, room = start, graph.num_nodes if stop is None else stop, memory // GATHERED
     while first < most:
         low, high = first + 1, most
         while low < high:
