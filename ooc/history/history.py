@@ -4,10 +4,15 @@ Training on a batch and its one-hop halo takes the halo's rows between two layer
 What a pull sees is configuration, never timing: the pull of step s sees the pushes of all steps before s - lag and none later.
 So rows are read ahead while pushes are pending: the disk holds pushes only up to what every later pull may see, and what was
 pushed between the reading and the step is patched in from memory, where pushes stay until no rows read before them are waiting.
+
+A step is an optimizer step: batches whose gradients are accumulated, and those of several ranks, see the same histories and
+push together. Ranks share one set of files: each hands its rows to all others, which need them to patch what they have read,
+and writes those of its own range of nodes, behind an undo log of its own.
 """
 
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +23,10 @@ import torch
 from numpy.typing import NDArray
 
 from ooc.history.rows import NEVER, HistoryCounts, PrefetchedRows, Push, ResidentRows, ResidentSubset, most_asked
+from ooc.history.shares import Share, open_log, push_of_ranks, ranks_of
+from ooc.runtime.ranks import ALONE
 from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.arrays.rows import AnyArray, Ids
-from ooc.stores.arrays.undo_log import UndoLog
 from ooc.stores.errors import BudgetError, OocError
 from ooc.stores.sizes import format_bytes
 
@@ -45,7 +51,7 @@ class History:
 
     Any state of nodes that is pushed step by step is stored like this; the "layers" are then what a node has, maybe of several
     types. `fetch` may run in another thread than the rest, for steps in ascending order. After a failed write every call raises
-    its error.
+    its error. Several ranks make it, open it and call `push`, `state`, `commit` and `end_epoch` together.
 
     >>> fetched = history.fetch(step, halo)            # ahead
     >>> rows = history.pull(fetched)[0]                # when it is the step's turn
@@ -53,21 +59,31 @@ class History:
     """
 
     def __init__(
-        self, path: Path, files: Sequence[DiskRows], state: dict[str, Any], *, lag: int, max_bytes: int, resident: bool = False
+        self,
+        path: Path,
+        files: Sequence[DiskRows],
+        state: dict[str, Any],
+        *,
+        lag: int,
+        max_bytes: int,
+        resident: bool = False,
+        share: Share | None = None,
     ) -> None:
         *rows, steps = files
         self.rows, self.steps, self.lag, self._max_bytes = rows, steps, lag, max_bytes
+        self.ranks, self.own = share or (ALONE, (0, steps.shape[0]))
         generation = int(state["generation"])
-        self.log = UndoLog.open(path / "undo.log", files, generation)
+        self.log = open_log(path, files, generation, self.ranks)
         self.counts = HistoryCounts()
         self.next_step = int(state["step"])
         self._floor = int(state["floor"])  # rows of earlier steps are forgotten
         self._written = self.next_step - 1 - lag
+        self._of_others = self._written  # what the other ranks have written, as far as is known
         self._pushes: list[Push] = []  # ascending: those pending, and those that rows read before them may need
         for each in state["pending"]:
             pushed = tuple(np.asarray(part) for part in each["rows"])
             self._pushes.append(Push(int(each["step"]), np.asarray(each["ids"]), pushed))
-        self._waiting: dict[int, int] = {}  # step -> version of the rows fetched for it
+        self._waiting: Counter[int] = Counter()  # versions of rows that are fetched and not pulled
         self._hot: ResidentSubset | None = None
         self._resident: ResidentRows | None = None
         if resident and ResidentRows.nbytes(rows, steps) <= max_bytes:
@@ -95,29 +111,36 @@ class History:
         """Histories of zeros in the directory `path`, in place of what a run without a checkpoint left there.
 
         `dtype` is that of all layers, or of each. Settings are `lag`, the steps before a push is seen; `max_bytes`, the limit
-        on pushes that wait to be written, and on hot rows, each; and `resident`: all rows are in RAM if they fit `max_bytes`,
-        and written at a checkpoint only (not for histories that are refreshed). Raises StoreError if the disk is full.
+        on pushes that wait to be written, and on hot rows, each; `resident`: all rows are in RAM if they fit `max_bytes`, and
+        written at a checkpoint only (not for histories that are refreshed); and `share`: of several ranks, they and the nodes
+        whose rows this one writes. Raises StoreError if the disk is full.
         """
-        shutil.rmtree(path, ignore_errors=True)
         dtypes = [dtype] * len(widths) if isinstance(dtype, str) else dtype
-        files = [
-            DiskRows.create(path / f"layer{layer}", (num_nodes, width), kind, engine)
-            for layer, (width, kind) in enumerate(zip(widths, dtypes, strict=True))
-        ]
-        files.append(DiskRows.create(path / "steps", (num_nodes,), "int32", "mmap"))  # one more than the step is stored
-        return cls(path, files, {"generation": 0, "step": 0, "floor": 0, "pending": []}, **settings)
+
+        def make() -> None:
+            shutil.rmtree(path, ignore_errors=True)
+            for layer, (width, kind) in enumerate(zip(widths, dtypes, strict=True)):
+                DiskRows.create(path / f"layer{layer}", (num_nodes, width), kind, engine).close()
+            DiskRows.create(path / "steps", (num_nodes,), "int32", "mmap").close()  # one more than the step is stored
+
+        ranks_of(settings).decided(make)
+        state: dict[str, Any] = {"generation": 0, "step": 0, "floor": 0, "pending": []}
+        return cls.open(path, len(widths), state, engine=engine, **settings)
 
     @classmethod
     def open(cls, path: Path, layers: int, state: dict[str, Any], *, engine: str = "auto", **settings: Any) -> "History":
         """Histories as they were when `state` was taken. Raises StoreError where they are absent or damaged."""
+        ranks = ranks_of(settings)
+        on_one_host = ranks.world_size == ranks.local_world_size  # whose processes see the same pages
         files = [DiskRows.open(path / f"layer{layer}", engine) for layer in range(layers)]
-        return cls(path, [*files, DiskRows.open(path / "steps", "mmap")], state, **settings)
+        return cls(path, [*files, DiskRows.open(path / "steps", "mmap" if on_one_host else engine)], state, **settings)
 
     def fetch(self, step: int, ids: Ids) -> PrefetchedRows:
         """Read the rows of nodes `ids` (int64[k], ascending) for step `step`, ahead of it."""
         with self._changed:
             self._check()
-            version = self._waiting[step] = self._written
+            version = self._on_disk
+            self._waiting[version] += 1
         if self._asked is not None:
             self._asked[ids] += self._asked[ids] < np.iinfo(np.uint16).max
         found, steps, nbytes = self._kept(ids)
@@ -155,7 +178,8 @@ class History:
         return found, steps, nbytes
 
     def pull(self, fetched: PrefetchedRows) -> tuple[AnyArray, ...]:
-        """[k, width] of every layer: the rows as step `fetched.step` is to see them. Once for each, in the steps' order."""
+        """[k, width] of every layer: the rows as step `fetched.step` is to see them. Once for each, in the steps' order; all of
+        a step before its push."""
         self._push_late()
         with self._changed:
             self._check()
@@ -163,7 +187,8 @@ class History:
         for push in seen:
             push.patch(fetched.ids, fetched.rows, fetched.steps)
         with self._changed:
-            self._waiting.pop(fetched.step, None)
+            if self._waiting[fetched.version] > 0:
+                self._waiting[fetched.version] -= 1
             self._trim()
         self._count(fetched.step, fetched.steps)
         return fetched.rows
@@ -199,21 +224,22 @@ class History:
             self._check()
             assert step == self.next_step, "steps change rows once each, in order"
             self.in_place.mark(step, ids)
-            self.next_step, self._written = step + 1, step
+            self.next_step, self._written, self._of_others = step + 1, step, step
 
     def push(self, step: int, ids: Ids, rows: Sequence[AnyArray] | LateRows) -> None:
         """Store the rows of step `step`'s own nodes `ids` (int64[n], ascending), [n, width] a layer, in the background.
 
-        rows: a function gives them later, before the next pull or push: those of a GPU are then copied while it goes on.
+        rows: a function gives them later, before the next pull or push: those of a GPU are then copied while it goes on. Of
+        several ranks each gives those of its own batches, which no other has, maybe none.
 
         Waits while more than `max_bytes` wait to be written, except for two, which the batches' memory has room for. Raises
         OocError where a number is too large for float16, BudgetError where the pushes of `lag` steps do not fit `max_bytes`.
         """
         self._push_late()
-        if callable(rows):
+        if callable(rows) and self.ranks.alone:
             self._late = step, ids, rows
         else:
-            self._push(step, ids, rows)
+            self._push(step, ids, rows() if callable(rows) else rows)
 
     def _push_late(self) -> None:
         if self._late is not None:
@@ -221,7 +247,8 @@ class History:
             self._push(step, ids, rows())
 
     def _push(self, step: int, ids: Ids, rows: Sequence[AnyArray]) -> None:
-        push = Push(step, ids, tuple(self._as_stored(own, to) for own, to in zip(rows, self.rows, strict=True)))
+        stored = [self._as_stored(own, to) for own, to in zip(rows, self.rows, strict=True)]
+        push = self._of_all_ranks(Push(step, ids, tuple(stored)))
         if self.lag * push.nbytes > self._max_bytes:
             raise BudgetError(
                 f"pushes of {format_bytes(push.nbytes)} wait for {self.lag} steps, in {format_bytes(self._max_bytes)}: "
@@ -235,12 +262,25 @@ class History:
             self.next_step = step + 1
             self._changed.notify_all()
 
+    def _of_all_ranks(self, push: Push) -> Push:
+        """The push of all ranks; what each of them has written comes along."""
+        if self.ranks.alone:
+            return push
+        with self._changed:
+            written = self._written
+        push, written = push_of_ranks(self.ranks, push, written)
+        with self._changed:
+            self._of_others = written
+        return push
+
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores; the rows it refers to are durable. Call `commit` when it is saved, and nothing between."""
+        """What a checkpoint stores; the rows it refers to, those of all ranks, are durable. Call `commit` when it is saved, and
+        nothing between."""
         self._settle()
         for group in self._resident.writes() if self._resident is not None else ():
             self.counts.bytes_written += self.log.write(group)
         self.log.sync()
+        self._meet()
         pending = [push for push in self._pushes if push.step > self._written]
         kept = [
             {"step": p.step, "ids": torch.from_numpy(p.ids), "rows": [torch.from_numpy(r) for r in p.rows]} for p in pending
@@ -251,7 +291,8 @@ class History:
         return replace(self.counts, bytes_logged=self.log.total).asdict()
 
     def commit(self) -> None:
-        """From now on a crash rolls back to the state taken last."""
+        """From now on a crash rolls back to the state taken last; of several ranks once the first one has saved it."""
+        self.ranks.barrier()
         self.log.commit()
 
     def overwrite(self, layer: int, ids: Ids, rows: AnyArray) -> None:
@@ -275,13 +316,15 @@ class History:
         """Reset the rows of nodes `ids` (int64[k], distinct); only before the first push."""
         assert not self._pushes, "pending pushes may have rows of these nodes"
         assert self._resident is None, "rows in RAM would keep theirs"
+        ids = ids[(ids >= self.own[0]) & (ids < self.own[1])]
         self.log.write([(self.steps, ids, np.zeros(len(ids), np.int32))])
+        self._meet()
 
     def _drop(self) -> None:
         with self._changed:
-            assert not self._waiting, "rows are fetched anew after an epoch's end"
+            assert not self._waiting.total(), "rows are fetched anew after an epoch's end"
             self._pushes.clear()
-            self._written = self.next_step - 1 - self.lag
+            self._written = self._of_others = self.next_step - 1 - self.lag
 
     def make_room(self) -> None:
         """Free the memory of hot rows between two epochs. Pushes that wait for the lag stay, within `max_bytes`."""
@@ -291,6 +334,8 @@ class History:
 
     def begin_epoch(self) -> None:
         """Read the hot rows where they are not in memory; call before the epoch's first fetch."""
+        with self._changed:
+            self._waiting.clear()  # fetched for a profile, and not pulled
         if (ids := self._chosen) is None:
             return
         hot = [np.empty((len(ids), *rows.shape[1:]), rows.dtype) for rows in self.rows]
@@ -305,6 +350,7 @@ class History:
     def end_epoch(self) -> None:
         """Drop rows fetched and not pulled. After the first epoch, choose the hot rows: those fetched most often."""
         self._settle()
+        self._meet()
         with self._changed:
             self._waiting.clear()
             self._trim()
@@ -335,13 +381,24 @@ class History:
 
     def _trim(self) -> None:
         """Forget pushes that are on disk and in all rows fetched."""
-        oldest = min([self._written, *self._waiting.values()])
+        oldest = min([self._on_disk, *(version for version, count in self._waiting.items() if count)])
         while self._pushes and self._pushes[0].step <= oldest:
             del self._pushes[0]
 
     def _due(self) -> Push | None:
         """The next push to write: one that every later pull may see."""
         return next((push for push in self._pushes if self._written < push.step < self.next_step - self.lag), None)
+
+    @property
+    def _on_disk(self) -> int:
+        """The last step whose rows are on disk, those of all ranks, as far as is known here."""
+        return min(self._written, self._of_others)
+
+    def _meet(self) -> None:
+        """Wait until all ranks have written what is due."""
+        self.ranks.barrier()
+        with self._changed:
+            self._of_others = self._written
 
     def _settle(self) -> None:
         self._push_late()
@@ -365,6 +422,8 @@ class History:
                 return
             with self._changed:
                 self._written = push.step
+                if self.ranks.alone:
+                    self._of_others = push.step
                 self._trim()
                 self._changed.notify_all()
 
@@ -372,8 +431,10 @@ class History:
         if self._resident is not None:
             self._resident.put(push)
             return
-        stamp = (self.steps, push.ids, np.full(len(push.ids), push.step + 1, np.int32))
-        layers = [(rows, push.ids, own) for rows, own in zip(self.rows, push.rows, strict=True)]
+        part = slice(*np.searchsorted(push.ids, self.own).tolist())
+        ids = push.ids[part]
+        stamp = (self.steps, ids, np.full(len(ids), push.step + 1, np.int32))
+        layers = [(rows, ids, own[part]) for rows, own in zip(self.rows, push.rows, strict=True)]
         self.counts.bytes_written += self.log.write([*layers, stamp])
         if self._hot is not None:
             push.patch(self._hot.ids, self._hot.rows)
@@ -400,7 +461,11 @@ def open_history(
     """
     if state is None:
         return History.create(path, num_nodes, widths, dtype, **settings)
-    if grown:
+
+    def extend() -> None:
         for name in (*(f"layer{layer}" for layer in range(len(widths))), "steps"):
             DiskRows.extend(path / name, num_nodes)
+
+    if grown:
+        ranks_of(settings).decided(extend)
     return History.open(path, len(widths), state, **settings)

@@ -58,7 +58,7 @@ def refresh(run: Callable[..., Any], refresher: Refresher) -> None:
     history, at = refresher.history, refresher.at
     history.begin_refresh()
     run(observer=refresher, anew=not at.notes)  # another pass by these parameters may have come far, without this observer
-    for first in range(0, history.steps.shape[0], STAMP_ROWS):
-        history.stamp(np.arange(first, min(first + STAMP_ROWS, history.steps.shape[0])))
+    for first in range(*history.own, STAMP_ROWS):
+        history.stamp(np.arange(first, min(first + STAMP_ROWS, history.own[1])))
     at.done = True
     refresher.note()

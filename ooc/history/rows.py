@@ -53,6 +53,21 @@ class Push:
             steps[to] = self.step
 
 
+def merged(pushes: Sequence[tuple[Ids, Sequence[AnyArray]]]) -> tuple[Ids, list[AnyArray]]:
+    """The rows of several batches' own nodes as those of one: (ids, ascending, every layer's rows in their order). No two of
+    them have a node in common.
+
+    >>> merged([(np.array([4, 5]), [np.ones((2, 1))]), (np.array([1]), [np.zeros((1, 1))])])[0]
+    array([1, 4, 5])
+    """
+    if len(pushes) == 1:
+        return pushes[0][0], list(pushes[0][1])
+    ids = np.concatenate([own for own, _ in pushes])
+    order = np.argsort(ids, kind="stable")
+    layers = zip(*(rows for _, rows in pushes), strict=True)
+    return ids[order], [np.concatenate(own)[order] for own in layers]
+
+
 @dataclass(frozen=True)
 class PrefetchedRows:
     """Rows read ahead for the pull of a step."""

@@ -8,6 +8,7 @@ from torch import nn
 
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.layerwise_pass import LayerwisePass
+from ooc.layerwise.node_ranges import even_ranges
 from ooc.layerwise.ops import LayerObserver
 from ooc.layerwise.pass_plan import ram_bytes
 from ooc.metrics.tasks import LabelTask
@@ -36,7 +37,7 @@ class ExactScores:
         ranks: Ranks = ALONE,
     ) -> None:
         self._task = LabelTask.of(dataset) if task is None else task
-        self._dataset, self.beside = dataset, beside
+        self._dataset, self.beside, self._ranks = dataset, beside, ranks
         self._pass = LayerwisePass(model, dataset, folder, engine=engine, beside=beside, budget=budget, ranks=ranks)
         self._scored: tuple[str, Rows] | None = None
 
@@ -46,17 +47,19 @@ class ExactScores:
         return [name for name in self._dataset.splits if len(self._dataset.members(name))]
 
     def score(self, split: str) -> dict[str, float | None]:
-        """Scores of a split by name, None where one is undefined."""
+        """Scores of a split by name, None where one is undefined. Of several ranks each reads the outputs of a share."""
         members, labels = self._dataset.members(split), self._dataset.labels
         assert labels is not None, "a run has labels"
         rows = self.run()
         scores = self._task.scores(len(members))
         step = max(1024, min(ROWS_AT_ONCE, BYTES_AT_ONCE // max(1, rows.row_bytes)))
-        for first in range(0, len(members), step):
-            node = members[np.arange(first, min(first + step, len(members)))]
+        begin, end = even_ranges(len(members), 1, self._ranks.world_size)[self._ranks.rank]
+        for first in range(begin, end, step):
+            node = members[np.arange(first, min(first + step, end))]
             logits = np.empty((len(node), *rows.shape[1:]), rows.dtype)
             rows.read(node, logits)
             scores.update(torch.from_numpy(logits), torch.from_numpy(np.asarray(labels[node])))
+        scores.merge(self._ranks)
         return scores.compute()
 
     def run(self, *, observer: LayerObserver | None = None, anew: bool = False) -> Rows:

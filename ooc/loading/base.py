@@ -174,6 +174,7 @@ class BatchLoader(EpochLoader):
         self._end = len(self)
         self._seed_drawn = self._order.seed_drawn
         self._stop: int | None = None
+        self._every = 1
         self.then: Stage | None = None
         """a stage behind the loader's own: for each (steps done, batch) in order, shortly before the model has the batch"""
         self._start_at(Cursor(0, 0))
@@ -276,7 +277,7 @@ class BatchLoader(EpochLoader):
         if self.keeps_blocks is not None:
             keep_large_blocks(self.keeps_blocks)
         return_freed()  # of the epoch before, or of training where this one is for scores
-        return self._on_device(Cursor(start.epoch, step) for step in range(start.step, self._until))
+        return self._on_device(Cursor(start.epoch, step) for step in range(start.step, self._until, self._every))
 
     @property
     def _until(self) -> int:

@@ -129,6 +129,18 @@ class Ranks:
         on_cpu = "cpu" in distributed.get_backend_config(self.group)
         return torch.device("cpu" if on_cpu else "cuda")
 
+    def gather_rows(self, rows: Tensor) -> list[Tensor]:
+        """Every rank's `rows` ([n, ...], n of its own, of one width and type, in the host's memory), by rank."""
+        if self.alone:
+            return [rows]
+        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        distributed.all_gather(counts, torch.tensor([len(rows)]), group=self.group)
+        most = max(int(count) for count in counts)
+        found = [rows.new_empty(most, *rows.shape[1:]) for _ in counts]
+        padded = rows if len(rows) == most else torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
+        distributed.all_gather(found, padded.contiguous(), group=self.group)
+        return [each[: int(count)] for each, count in zip(found, counts, strict=True)]
+
     def exchange(self, parts: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
         """Send rows parts[r] ([n_r, ...], all of one width and type) to rank r, and return what each rank sent to this one.
 

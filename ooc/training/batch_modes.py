@@ -80,6 +80,8 @@ class BatchMode(NodeMode):
     """whether feature rows may stay on a GPU"""
     loses: ClassVar[bool] = False
     """whether batches lack something that `met` counts"""
+    out: Path
+    """the run's directory, of several ranks rank 0's; from `open` on, of several ranks from `prepare` on"""
     traits: ClassVar[ModeTraits]
 
     def __init__(self, config: TrainConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
@@ -256,13 +258,19 @@ class BatchMode(NodeMode):
             self.opened.enter_context(many_variants())
         if saved:
             self.scaler.load_state_dict(saved["scaler"])
-        if self.scores_by_layers:
-            folder = self.config.out / EXACT_FOLDER
-            beside = self.pending_bytes
-            exact = ExactScores(self.model, self.dataset, folder, self.engine, beside, self.budget, task=self.task)
-            self.exact = self.opened.enter_context(closing(exact))
+        if self.ranks.alone:
+            self._open_exact(self.config.out)
         if self.table_shapes and saved:
             self._open_tables(saved["tables"], growth is not None)
+
+    def _open_exact(self, out: Path) -> None:
+        """Have exact scores, where they come from layer-wise passes. out: the run's directory, rank 0's of several ranks."""
+        self.out = out
+        if self.scores_by_layers:
+            settings: dict[str, Any] = {"task": self.task, "ranks": self.ranks}
+            beside, folder = self.pending_bytes, out / EXACT_FOLDER
+            exact = ExactScores(self.model, self.dataset, folder, self.engine, beside, self.budget, **settings)
+            self.exact = self.opened.enter_context(closing(exact))
 
     def _open_tables(self, state: dict[str, Any] | None, grown: bool) -> None:
         """Open the embedding tables, whose rows loaders read ahead."""
@@ -280,7 +288,10 @@ class BatchMode(NodeMode):
             loader.then = Stage("tables", tables.look_up)
 
     def prepare(self) -> None:
-        """The plan of a run that has not begun, and then its embedding tables, whose disk space no plan takes."""
+        """The plan of a run that has not begun, and then its embedding tables, whose disk space no plan takes. Here several ranks
+        open what they share, as they may wait for each other."""
+        if not self.ranks.alone:
+            self._open_exact(self.ranks.broadcast(self.config.out))
         if self.config.plan and not self.run.state.total_steps and self.ranks.first:
             made = self.predict(TRAIN_SECONDS, variants=False)
             checkpoint.write_json(self.config.out / checkpoint.PLAN, made.asdict())

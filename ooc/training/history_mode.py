@@ -3,12 +3,14 @@
 Between two epochs the histories' drift is measured, and where it is due they are refreshed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ooc.graph.blocks import Subgraph
@@ -16,7 +18,9 @@ from ooc.history.drift import Drift, LayerDrift, drift_row_bytes, drift_sample
 from ooc.history.halo import FOLDER, Halo, HaloLoader, open_halo, widths_of
 from ooc.history.history import Growth, History
 from ooc.history.refresh import Refresh, Refresher, refresh
+from ooc.history.shares import Share
 from ooc.layerwise.layerwise_pass import LayerwisePass
+from ooc.layerwise.node_ranges import node_ranges
 from ooc.loading.base import AHEAD
 from ooc.planning.choose_mode import ModeTraits
 from ooc.planning.measure import lengths_in
@@ -25,7 +29,7 @@ from ooc.planning.simulate_history import STAMP_BYTES, HistoryShape
 from ooc.planning.simulate_superbatches import cost_of
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import MemoryPlan
-from ooc.stores.errors import BudgetError
+from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.atomic import remove_tree
 from ooc.stores.io.pages import PAGE_BYTES
 from ooc.stores.io.read_plan import plan_by_cost
@@ -40,6 +44,7 @@ class HistoryMode(PartMode):
     """Parts with their halo; see `Mode`."""
 
     loader: HaloLoader
+    ranked = True
     traits = ModeTraits(
         1,
         "histories",
@@ -72,6 +77,8 @@ class HistoryMode(PartMode):
             device=self.device,
             budget=self.budget.beside_history(),
             sample_threads=config.sample_threads or 1,
+            together=config.accumulate * self.ranks.world_size,
+            ranks=self.ranks,
         )
 
     def _widths(self) -> list[int]:
@@ -96,24 +103,68 @@ class HistoryMode(PartMode):
         """The histories; None where zeros stand in their place."""
         return self.halo.history
 
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.loader.steps
+
     def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
+        """See `Mode`. Several ranks share files, which they open in `prepare`, where they may wait for each other."""
         super().open(run, saved, growth)
-        config = self.config
-        settings: dict[str, Any] = {"dtype": config.history_dtype, "lag": config.history_lag, "engine": self.engine}
-        widths, history = self._widths(), None
-        if config.history != "zero" and widths:
-            state = saved["halo"] if saved else None
-            history = open_halo(config.out / FOLDER, self.loader, widths, state, growth, **settings)
-            self.opened.enter_context(closing(history))
-        self.halo = Halo(widths, history)
+        if saved and growth is None:
+            self._check_steps(saved)
+        self.halo = Halo(self._widths(), None)
+        self._files = saved, growth
+        if self.ranks.alone:
+            self._open_halo(saved, growth)
         if saved and saved.get("refresh") is not None:
             self.refresh = Refresh(**saved["refresh"])
+
+    def _check_steps(self, saved: dict[str, Any]) -> None:
+        """Raise ConfigError for a run whose accumulated batches saw each other's histories, as they once did."""
+        at, loader, kept = saved["state"], self.loader, (saved["halo"] or {}).get("step")
+        steps = at["epoch"] * loader.optimizer_steps + -(-at["step"] // self.accumulate)
+        if kept is not None and kept != steps:
+            raise ConfigError(
+                f"cannot resume {self.config.out}: it began with a version of ooc in which batches of one optimizer step saw "
+                "each other's histories: start another run"
+            )
+
+    def _open_halo(self, saved: dict[str, Any] | None, growth: Growth | None) -> None:
+        config, history, ranks = self.config, None, self.ranks
+        settings: dict[str, Any] = {"dtype": config.history_dtype, "lag": config.history_lag, "engine": self.engine}
+        if not ranks.alone:
+            settings["share"] = Share(ranks, node_ranges(self.dataset.graph, ranks.world_size)[ranks.rank])
+        if config.history != "zero" and self.halo.widths:
+            state = saved["halo"] if saved else None
+            history = open_halo(self.out / FOLDER, self.loader, self.halo.widths, state, growth, **settings)
+            self.opened.enter_context(closing(history))
+        self.halo = Halo(self.halo.widths, history, waits=config.accumulate > 1 or not ranks.alone)
+
+    def prepare(self) -> None:
+        super().prepare()
+        if not self.ranks.alone:
+            self._open_halo(*self._files)
+
+    def batches(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
+        self._begin_batches()
+        return self.loader.shared(epoch, step, stop)
 
     def _begin_batches(self) -> None:
         super()._begin_batches()
         if self.history is not None:
             self.history.begin_epoch()
         self.refresh = None
+
+    def loss(self, batch: Any) -> Tensor:
+        """See `BatchMode`. A rank draws dropout as one process does for that batch."""
+        if not self.ranks.alone:
+            torch.manual_seed(key(self.config.seed, Purpose.TORCH, self.run.state.epoch, batch.number) >> 1)
+        return super().loss(batch)
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """See `Mode`; the batches of an optimizer step push together."""
+        super().update(optimizer)
+        self.halo.push()
 
     def forward(self, batch: Any) -> Tensor:
         return self.halo.forward(self.model, batch, self.config.activation_checkpointing)
@@ -134,14 +185,14 @@ class HistoryMode(PartMode):
         with self.run.booked("refresh_seconds"):
             self.history.end_epoch()
             if self.refresh is None:
-                found = self._drift(self.history)
+                found = self.ranks.decided(partial(self._drift, self.history))
                 line = {} if found is None else found.asdict()
                 if not self._is_due(found):
                     return line
                 self.refresh = Refresh(line=line)
             if not self.refresh.done:
                 self._refresh(self.history, self.refresh, scored)
-            remove_tree(self.config.out / REFRESH_FOLDER)  # after the checkpoint that says so
+            remove_tree(self.config.out / REFRESH_FOLDER)  # rank 0's, after the checkpoint that says so
             return {**self.refresh.line, "refreshed": True}
 
     def _is_due(self, found: LayerDrift | None) -> bool:
@@ -174,7 +225,8 @@ class HistoryMode(PartMode):
             refresh(self.exact.run, refresher)
             return
         settings: dict[str, Any] = {"budget": self.budget, "upto": len(history.rows), "engine": self.engine}
-        with closing(LayerwisePass(self.model, self.dataset, self.config.out / REFRESH_FOLDER, **settings)) as scan:
+        settings["ranks"] = self.ranks
+        with closing(LayerwisePass(self.model, self.dataset, self.out / REFRESH_FOLDER, **settings)) as scan:
             try:
                 refresh(scan.run, refresher)
             finally:
