@@ -1,4 +1,4 @@
-"""Several processes train from the same histories: as one process that accumulates as many batches, also where one is killed."""
+"""Several processes train from the same histories as one process that accumulates as many batches; also where one is killed."""
 
 import json
 import os
@@ -18,11 +18,9 @@ from tests.ooc.ranks import run_ranks, start_ranks
 N = 20_000
 """nodes: two ranges of pages and more, so that ranks write different files' pages"""
 FLAGS = [
-    "--mode", "history", "--parts", "14", "--parts-per-batch", "2", "--layers", "3", "--hidden", "8", "--epochs", "2", "--threads",
-    "1", "--no-plan", "--seed", "2", "--history-dtype", "float32",
+    "--mode", "history", "--parts", "14", "--parts-per-batch", "2", "--layers", "3", "--hidden", "8", "--epochs", "2",
+    "--threads", "1", "--no-plan", "--seed", "2", "--history-dtype", "float32",
 ]  # fmt: skip
-
-
 
 
 @pytest.fixture
@@ -63,3 +61,32 @@ def test_processes_train_as_one_that_accumulates(store: Path, tmp_path: Path, co
     for split, scores in one["metrics"].items():
         assert several["metrics"][split] == pytest.approx(scores, abs=1e-5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "several", "test.ooc"]
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_killed_rank_ends_all_and_the_run_goes_on_to_the_bit(store: Path, tmp_path: Path) -> None:
+    """Killed in steps, checkpoints, refreshes and between them; every step is logged once."""
+    flags = ["--epochs", "6", "--refresh", "3", "--dropout", "0.5", "--checkpoint-every", "2"]
+    whole = train(2, store, tmp_path / "whole", *flags)
+    rng, out, started = np.random.default_rng(3), tmp_path / "cut", time.monotonic()
+    for number, lines in enumerate([3, 9, 14, 21, 26]):
+        more = ["--resume"] if number else []
+        ranks = start_ranks(2, "-m", "ooc", "train", store, "--out", out, *FLAGS, *flags, *more)
+        log = out / "metrics.jsonl"
+        while ranks[0].poll() is None and (not log.exists() or log.read_bytes().count(b"\n") < lines):
+            time.sleep(0.002)
+        time.sleep(float(rng.random()) * 0.05)
+        victim = int(rng.integers(2))
+        ranks[victim].send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        done = [each.wait(60) for each in ranks]
+        assert time.monotonic() - killed < 20, "nobody waits for one that is gone"
+        assert done[victim].returncode == -signal.SIGKILL
+        assert done[1 - victim].returncode == 2, done[1 - victim].stderr
+        assert "Traceback" not in done[1 - victim].stderr
+    found = train(2, store, out, *flags, "--resume")
+    assert (out / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    assert found["metrics"] == whole["metrics"]
+    assert time.monotonic() - started < 600
+    assert os.listdir(out / "history")
