@@ -280,9 +280,34 @@ class FullConfig(NodeConfig):
         description="Memory of the GPU to take, such as 8GB; by default what is free.",
     )
 
+    halo: Literal["exact", "sampled", "stale"] = Field(
+        default="exact",
+        description="Rows of neighbors that other processes compute: exact; sampled: a share of them, drawn each epoch; stale: "
+        "also of earlier epochs.",
+    )
+    halo_rate: float = Field(
+        default=0.1, gt=0, le=1, description="Share of the halo's rows that an epoch draws (halo sampled)."
+    )
+    halo_every: Positive = Field(default=4, description="Epochs after which a row is sent again at the latest (halo stale).")
+    halo_tolerance: float | None = Field(
+        default=None,
+        ge=0,
+        description="Also send a row that drifted by more than this share of its length (halo stale); by default any drift is "
+        "allowed.",
+    )
+
+    @model_validator(mode="after")
+    def _halo_settings(self) -> Self:
+        for kind, names in (("sampled", ("halo_rate",)), ("stale", ("halo_every", "halo_tolerance"))):
+            unused = changed(self, *names)
+            if self.halo != kind and unused:
+                raise ValueError(f"{unused[0]} applies to halo = {kind} only: set that too, or leave it out")
+        return self
+
     @property
     def batches(self) -> str:
-        return "the whole graph, exactly"
+        exact = "the whole graph, exactly"
+        return exact if self.halo == "exact" else f"the whole graph, with {self.halo} rows of other processes"
 
     @property
     def disk_bytes(self) -> int | None:

@@ -8,19 +8,21 @@ import torch
 from torch import Tensor
 
 from ooc.fullgraph.activation_offload import OffloadFile, OffloadMemory, PendingChunk
+from ooc.fullgraph.halo.exchange import HaloExchange
 from ooc.fullgraph.ops import SUMMED_GRADIENT, Moments, StepModules, before_norm, wanted_of
 from ooc.fullgraph.program import Program, TensorPlacement, ValueKind
 from ooc.fullgraph.resume import StepLog, StepPosition, statistics_of
 from ooc.fullgraph.value_store import ValueStore
 from ooc.layerwise.aggregator import mean_factors
 from ooc.layerwise.executor import ForwardExecutor, NodeChunk, NodeScans, SumRequest, sum_rows
-from ooc.layerwise.io_stats import COMPUTE
+from ooc.layerwise.io_stats import COMPUTE, EXCHANGE
 from ooc.layerwise.layerwise_pass import Progress
 from ooc.layerwise.ops import RangeOfNodes, Tensors, inputs_of
 from ooc.layerwise.pass_plan import Op, ValueRef
 from ooc.layerwise.shape import gather_ranges, hidden_norms, norm_of
 from ooc.models.layers import recording_nothing
 from ooc.runtime.memory_plan import gathered_share
+from ooc.runtime.ranks import ALONE
 from ooc.runtime.transfer import HostCopy
 from ooc.stores.errors import BudgetError, StoreError
 
@@ -30,7 +32,8 @@ LossOf = Callable[[int, Tensor], Tensor | None]
 
 class Executor(ForwardExecutor):
     """Carries out a program's ops, as the store places their values. modules: with this step's draws; offload: None without a
-    disk; room: bytes for values and sums; constant: values that an earlier step made and that are still valid, added to."""
+    disk; room: bytes for values and sums; constant: values that an earlier step made and that are still valid, added to; halo:
+    rows that other ranks compute, None where one process computes all."""
 
     modules: StepModules
     store: ValueStore
@@ -46,8 +49,10 @@ class Executor(ForwardExecutor):
         constant: set[str],
         log: StepLog | None = None,
         progress: Progress = lambda what, done, total: None,
+        halo: HaloExchange | None = None,
     ) -> None:
         super().__init__(modules, store, scans)
+        self._halo, self._ranks = halo, ALONE if halo is None else halo.ranks
         self.program, self.shape, self.placement = program, modules.shape, store.placement
         self.offload, self.room, self.constant = offload, room, constant
         self._loss = 0.0
@@ -84,6 +89,7 @@ class Executor(ForwardExecutor):
                         writes = self._of(op.writes, "rows", "sums", "gradient")
                         self._run_forward(op, writes, loss, start, position.moments if resumed else None)
                     self._drain()
+                    self._share(op)
                 self._drop_unused(op)
             return self.loss
         finally:
@@ -135,6 +141,28 @@ class Executor(ForwardExecutor):
         state = self.modules.draws.keys, statistics_of(self.modules), None if moments is None else moments.state
         self._log.keep(StepPosition(*reached, made, sorted(self._begun), *state, halves))
 
+    def _share(self, op: Op) -> None:
+        """With the other ranks, once an op is done: gradients of the halo's rows, and of statistics over all nodes."""
+        if self._halo is None:
+            return
+        gradient = op.scatters or (op.writes[0] if op.kind == "add" else "")
+        if gradient:
+            with self.stats.timed(EXCHANGE):
+                self._halo.push(self.store, gradient)
+        if op.kind == "norm" and (op.backward or op.computes_loss):
+            self.modules.statistics[op.layer].share(self._ranks)
+
+    def _pull(self, names: Iterable[str]) -> None:
+        """The halo's rows of those of some values that layers read along edges, once their own rows are made."""
+        if self._halo is None:
+            return
+        along = {op.summed for op in self.program.forward}
+        self._drain()
+        with self.stats.timed(EXCHANGE):
+            for name in names:
+                if name in along:
+                    self._halo.pull(self.store, name)
+
     def _drain(self) -> None:
         self.store.drain()
         if self.offload is not None:
@@ -171,7 +199,9 @@ class Executor(ForwardExecutor):
                 moments.add(outputs[before])
             if loss is not None:
                 self._record(op, chunk, moments)
+        self._pull(rows)
         if moments is not None:
+            moments.share(self._ranks)
             self.modules.statistics[op.layer] = moments.statistics(self._dtype)
             moments.record(norm_of(self.modules.layers[op.layer]))
         if loss is not None:
@@ -206,7 +236,7 @@ class Executor(ForwardExecutor):
         """A chunk of the last op: the loss, and its gradients at once."""
         pending = self._run_pending(op, chunk.place, given)
         out, grads = pending.outputs["out"].requires_grad_(), {}
-        value = loss(chunk.place.first, out)
+        value = loss(_first_of(chunk.place), out)
         if value is not None:
             self._losses.append(value.detach())
             (gradient,) = torch.autograd.grad(value, out)
@@ -278,7 +308,10 @@ class Executor(ForwardExecutor):
             return
         if op.scatters not in self._begun:
             self.store.clear(op.scatters)
-        elif self._log is not None:
+            return
+        if self._halo is not None:  # what is there was put for the nodes alone
+            self.store.clear(op.scatters, self.shape.num_nodes)
+        if self._log is not None:
             self._log.forget()
 
     def _added(self, op: Op) -> None:
@@ -293,7 +326,8 @@ class Executor(ForwardExecutor):
         copies = HostCopy([*caught.values()]).arrays()
         caught = {name: torch.from_numpy(rows) for name, rows in zip(caught, copies, strict=True)}
         if op.scatters and "rows" in caught:
-            store.add(op.scatters, place.at["sources"], caught["rows"].numpy())
+            assert place.sources is not None
+            store.add(op.scatters, place.sources, caught["rows"].numpy())
         refs = {
             "sums": ValueRef("sums", index, gradient=True),
             "self": self.shape.own_gradient(index),
@@ -354,7 +388,8 @@ class Executor(ForwardExecutor):
         """Bytes for two ranges of an op that gathers; the rest is for what autograd keeps."""
         memory = self.placement.ranges.get(op.name, gathered_share(self.room))
         if hidden_norms(self.modules.layers[op.layer]):
-            ranges = list(gather_ranges(self.scans.graph, self.shape.layers[op.layer], memory, start))
+            layer, stop = self.shape.layers[op.layer], self.shape.num_nodes
+            ranges = list(gather_ranges(self.scans.graph, layer, memory, start, stop))
             if ranges not in ([], [(0, self.shape.num_nodes)]):
                 raise BudgetError(f"layer {op.layer} normalises over all nodes inside, and memory holds only some: give more")
         return memory
@@ -388,7 +423,7 @@ class Executor(ForwardExecutor):
 
     def _function(self, op: Op, place: RangeOfNodes) -> Callable[[Tensors], Tensors]:
         def function(given: Tensors) -> Tensors:
-            with self.modules.draws.fixed(op.name, place.first):
+            with self.modules.draws.fixed(op.name, _first_of(place)):
                 return self.modules.norm(op.layer, given, place) if op.kind == "norm" else self.compute(op, place, given)
 
         return function
@@ -433,3 +468,8 @@ class Executor(ForwardExecutor):
                 self.store.drop(value.name)
         if self.offload is not None:
             self.offload.clear()
+
+
+def _first_of(place: RangeOfNodes) -> int:
+    """The first destination of a range, as it is numbered in the whole graph."""
+    return int(place.at["sources"][0])

@@ -13,6 +13,7 @@ from ooc.layerwise.ops import LayerModules, RangeOfNodes, Tensors
 from ooc.layerwise.pass_plan import ModelShape, Op, ValueRef
 from ooc.layerwise.shape import Parts, norm_of
 from ooc.models.dropout import DropoutKeys, dropout
+from ooc.runtime.ranks import Ranks
 from ooc.runtime.transfer import to_device
 
 SUMMED_GRADIENT = "gsum"
@@ -44,12 +45,19 @@ class Statistics:
     mean: Tensor
     var: Tensor
 
+    def share(self, ranks: Ranks) -> None:
+        """Add up the gradients that the ranks have of them."""
+        for each in (self.mean, self.var):
+            each.grad = ranks.sum(torch.zeros_like(each) if each.grad is None else each.grad)
+
 
 class StepModules(LayerModules):
-    """A model's parts in training, in the order of a step. statistics: of norms over all nodes, by layer."""
+    """A model's parts in training, in the order of a step. statistics: of norms over all nodes, by layer; nodes: how many these
+    are, where other ranks compute some."""
 
-    def __init__(self, parts: Parts, shape: ModelShape, draws: DropoutKeys) -> None:
+    def __init__(self, parts: Parts, shape: ModelShape, draws: DropoutKeys, nodes: int | None = None) -> None:
         super().__init__(parts, shape, draws)
+        self._nodes = shape.num_nodes if nodes is None else nodes
         self.statistics: dict[int, Statistics] = {}
 
     def norm(self, index: int, given: Tensors, place: RangeOfNodes) -> Tensors:
@@ -92,7 +100,7 @@ class StepModules(LayerModules):
 
     def _through_norm(self, index: int, read: dict[str, NDArray[Any]]) -> Tensor:
         """The gradient before a norm: directly, by the mean and by the variance of all rows."""
-        found, nodes, before = self.statistics[index], self.shape.num_nodes, ValueRef("pre_norm", index)
+        found, nodes, before = self.statistics[index], self._nodes, ValueRef("pre_norm", index)
         direct, rows = self._arrived(read, before._replace(gradient=True).name, before.name)
         if found.mean.grad is None or found.var.grad is None:
             return direct
@@ -115,15 +123,29 @@ class Moments:
 
     def add(self, z: Tensor) -> None:
         """z: [n, f]."""
-        rows, (count, before, squares) = z.detach().double(), self.state
+        rows = z.detach().double()
         mean = rows.mean(0)
-        own = (rows - mean).square_().sum(0)
+        self._join(len(rows), mean, (rows - mean).square_().sum(0))
+
+    def _join(self, rows: int, mean: Tensor, own: Tensor) -> None:
+        """Take in so many rows, by their mean and the squares about it."""
+        count, before, squares = self.state
         if not count:
-            self.state = [len(rows), mean, own]
+            self.state = [rows, mean, own]
             return
-        total, gap = count + len(rows), mean - before
-        squares = squares + own + gap.square() * (count * len(rows) / total)
-        self.state = [total, before + gap * (len(rows) / total), squares]
+        total, gap = count + rows, mean - before
+        squares = squares + own + gap.square() * (count * rows / total)
+        self.state = [total, before + gap * (rows / total), squares]
+
+    def share(self, ranks: Ranks) -> None:
+        """Take in the rows of all ranks, in their order."""
+        if ranks.alone:
+            return
+        device = self.state[1].device
+        parts = ranks.gather([self.state[0], *(each.cpu() for each in self.state[1:])])
+        self.state[0] = 0
+        for count, mean, squares in parts:
+            self._join(count, mean.to(device), squares.to(device))
 
     def statistics(self, dtype: torch.dtype) -> Statistics:
         """The mean and the variance over all rows, as leaves that take a gradient."""

@@ -42,6 +42,7 @@ class Value:
     of a row, 0 for "saved" and "edges". nbytes: of all rows. made_by: op, "" for features and edges. last_forward: the last op
     in the forward pass that reads it, "" for gradients and saved. backward: ops in the backward pass that read it, in order;
     without any it is gone after `last_forward`. constant: the same in every epoch, so it is made once. placements: allowed.
+    rows: how many there are, 0 for "saved" and "edges".
     """
 
     name: str
@@ -53,6 +54,7 @@ class Value:
     backward: tuple[str, ...]
     placements: tuple[TensorPlacement, ...]
     constant: bool = False
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,10 +135,11 @@ KEPT = (TensorPlacement.RETAINED, TensorPlacement.DISK)
 ANY = (*KEPT, TensorPlacement.RECOMPUTED)
 
 
-def build(shape: ModelShape, on_gpu: bool = False) -> Program:
+def build(shape: ModelShape, on_gpu: bool = False, shared: bool = False) -> Program:
     """The program of a step. on_gpu: whether a GPU computes, whose memory can hold what autograd keeps. Rows stay with the
-    host, which adds them up along the edges."""
-    builder = _Builder(shape, on_gpu)
+    host, which adds them up along the edges. shared: whether other ranks compute the rows of the halo: gradients are added up
+    for these too, by an op of its own, before they are sent there."""
+    builder = _Builder(shape, on_gpu, shared)
     forward, backward = builder.forward(), builder.backward()
     values = builder.values((*forward, *backward))
     return Program(shape.num_nodes, shape.num_edges, shape.itemsize, cell_rows(shape), values, forward, backward)
@@ -145,8 +148,8 @@ def build(shape: ModelShape, on_gpu: bool = False) -> Program:
 class _Builder:
     """Makes a program's ops, and collects the values that they name."""
 
-    def __init__(self, shape: ModelShape, on_gpu: bool) -> None:
-        self.shape, self._last = shape, len(shape.layers) - 1
+    def __init__(self, shape: ModelShape, on_gpu: bool, shared: bool) -> None:
+        self.shape, self._last, self._shared = shape, len(shape.layers) - 1, shared
         self._saved = (*ANY, TensorPlacement.DEVICE) if on_gpu else ANY
         self._refs: dict[str, ValueRef] = {}
 
@@ -211,10 +214,13 @@ class _Builder:
     # --- backward ---
 
     def backward(self) -> tuple[Op, ...]:
-        shape, ops = self.shape, []
+        shape, ops = self.shape, list[Op]()
         for index in range(self._last, -1, -1):
             norm, (summed, given) = shape.layers[index].norm, self._given(index + 1)
             before = ValueRef("pre_norm", index)
+            if summed is not None and (self._shared or (not norm and self._has_backward(index) and not shape.sums(index))):
+                ops.append(self._add(index + 1, summed))
+                summed, given = None, [ValueRef("rows", index + 1, gradient=True), *given]
             if norm and index < self._last:
                 ops.append(self._norm_backward(index, summed, given))
             if norm:
@@ -223,17 +229,20 @@ class _Builder:
                 continue
             if not self._has_backward(index):
                 continue
-            if summed is not None and not shape.sums(index):
-                added = ValueRef("rows", index + 1, gradient=True)
-                name = f"add{index + 1}"
-                ops.append(Op(name, "add", index + 1, True, self._name(summed), (), self._names(added)))
-                summed, given = None, [added, *given]
             ops.append(self._layer_backward(index, summed, given))
         if shape.mapped and shape.trained(0):
             summed, given = self._given(0)
+            if summed is not None and self._shared:
+                ops.append(self._add(0, summed))
+                summed, given = None, [ValueRef("rows", 0, gradient=True), *given]
             reads = self._names(FEATURES, ValueRef("saved_map"), *given, shape.initial_gradient)
             ops.append(Op("back-map", "map", 0, True, self._name(summed), reads, (), repeats="map"))
         return tuple(ops)
+
+    def _add(self, index: int, summed: ValueRef) -> Op:
+        """The op that adds up the gradient of the rows that a layer reads."""
+        added = self._names(ValueRef("rows", index, gradient=True))
+        return Op(f"add{index}", "add", index, True, self._name(summed), (), added)
 
     def _given(self, index: int) -> tuple[ValueRef | None, list[ValueRef | None]]:
         """(what is summed, what is read) for the gradient of what a layer reads; of nothing beyond the last."""
@@ -278,17 +287,17 @@ class _Builder:
         backward = tuple(op.name for op in readers if op.backward)
         last, own = forward[-1].name if forward else "", "" if made is None else made.name
         if ref == FEATURES:
-            nbytes = shape.num_nodes * shape.x_bytes
-            return Value(name, "features", shape.x_width, nbytes, own, last, backward, KEPT, True)
+            rows = shape.rows_of(ref)
+            return Value(name, "features", shape.x_width, rows * shape.x_bytes, own, last, backward, KEPT, True, rows)
         if made is not None and ref.role in ("saved_map", "saved", "saved_norm"):
             return Value(name, "saved", 0, shape.num_nodes * self._saved_bytes(made), own, last, backward, self._saved)
-        columns = shape.columns(ref)
-        nbytes = shape.num_nodes * columns * shape.itemsize
+        columns, rows = shape.columns(ref), shape.rows_of(ref)
+        nbytes = rows * columns * shape.itemsize
         if ref.gradient:
-            return Value(name, "gradient", columns, nbytes, own, last, backward, KEPT)
+            return Value(name, "gradient", columns, nbytes, own, last, backward, KEPT, rows=rows)
         kind: ValueKind = "sums" if ref.role == "sums" else "rows"
         constant = ref == ValueRef("sums", 0) and not shape.mapped
-        return Value(name, kind, columns, nbytes, own, last, backward, ANY, constant)
+        return Value(name, kind, columns, nbytes, own, last, backward, ANY, constant, rows)
 
     def _saved_bytes(self, op: Op) -> int:
         """Of a row, about: what an activation keeps (a byte a number), and the rows that a map before the next sum takes."""

@@ -10,6 +10,8 @@ from torch import nn
 
 from ooc.fullgraph.activation_offload import OffloadFile
 from ooc.fullgraph.executor import Executor, LossOf
+from ooc.fullgraph.halo.part import EXACT, HaloSettings, Part, part_of
+from ooc.fullgraph.halo.reduce import sum_of, summed_gradients
 from ooc.fullgraph.ops import StepModules
 from ooc.fullgraph.program import Placement, TensorPlacement, Value, build
 from ooc.fullgraph.resume import StepLog, key_of
@@ -18,7 +20,7 @@ from ooc.layerwise.edge_tiles import open_tiles
 from ooc.layerwise.executor import NodeScans
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.layerwise_pass import Progress
-from ooc.layerwise.pass_plan import CHUNK_ROWS, ModelShape
+from ooc.layerwise.pass_plan import CHUNK_ROWS, FEATURES, ModelShape
 from ooc.layerwise.shape import (
     ALLOWED,
     besides_bytes,
@@ -34,6 +36,7 @@ from ooc.layerwise.shape import (
 from ooc.models.dropout import DropoutKeys
 from ooc.runtime.memory import Tidy, keep_large_blocks
 from ooc.runtime.memory_plan import DEVICE_RANGES_SHARE, MemoryPlan, gathered_share, plan_memory
+from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.atomic import remove_tree
@@ -74,8 +77,9 @@ class FullGraph:
     folder: for what does not fit the memory; None where all is to be in memory. room: bytes for values and sums, by default
     what `budget` (by default the data set's) leaves to batches. Values are retained where all fit, and else on disk, until
     `placement` is set. device_memory: bytes of the GPU that computes for what autograd keeps, and for ranges of layers that
-    gather: half of it for these, if there are any. Raises ConfigError as `check_model`, BudgetError where the memory is too
-    little.
+    gather: half of it for these, if there are any. ranks: the processes that compute together, a range of nodes each; all make
+    the same steps, each with a folder of its own; halo: how they exchange rows. Raises ConfigError as `check_model`,
+    BudgetError where the memory is too little.
 
     >>> with closing(FullGraph(model, ds, Path("run/full"))) as full:
     ...     loss = full.step(loss_of)  # gradients are in the parameters' .grad
@@ -91,21 +95,33 @@ class FullGraph:
         budget: MemoryPlan | None = None,
         engine: str = "auto",
         device_memory: int = 0,
+        ranks: Ranks = ALONE,
+        halo: HaloSettings = EXACT,
     ) -> None:
-        self.model, self.dataset, self._folder, self._budget = model, dataset, folder, budget
+        self.model, self.whole, self._folder, self._budget, self.ranks = model, dataset, folder, budget, ranks
         check_model(model)
-        self._parts = parts_of(model)
+        self._parts, self._training = parts_of(model), model.training
+        part = part_of(dataset, ranks, folder)
+        self.dataset, self.numbering = part.dataset, part.numbering
+        self.halo = None if part.lists is None else halo.exchange(ranks, part.lists)
+        ranks.together(lambda: self._open(room, part, halo, engine, device_memory))
+        self.placement = self._default()
+
+    def _open(self, room: int | None, part: Part, halo: HaloSettings, engine: str, device_memory: int) -> None:
+        """What a rank does by itself."""
+        model, dataset, folder = self.model, self.dataset, self._folder
         self.shape = shape_of(model, dataset, training=True)
-        self._training = model.training
-        besides = besides_bytes(self.shape, dataset.graph) + backward_bytes(self.shape)
+        halo.check(self.shape)
+        self.on_gpu = device_of(model).type != "cpu"
+        self.program = build(self.shape, self.on_gpu, shared=not self.ranks.alone)
+        besides = part.nbytes + besides_bytes(self.shape, dataset.graph) + backward_bytes(self.shape)
+        besides += 0 if part.lists is None else halo.kept_bytes(part.lists, *self.exchanged_widths)
         if room is None:  # `besides` has the graph's pointers and what libraries allocate, which the budget took off already
             left, most = besides - self.budget.topology - ALLOWED, self.budget.memory
-            room = room_in(dataset, left, "exact training", budget=self.budget)
+            room = room_in(self.whole, left, "exact training", budget=self.budget)
         else:
             most = resident_bytes()[0] + room + besides
         self.room = room
-        self.on_gpu = device_of(model).type != "cpu"
-        self.program = build(self.shape, self.on_gpu)
         gathers = self.on_gpu and device_memory > 0 and any(op.kind == "gather" for op in self.program.forward)
         self._ranges = device_memory // DEVICE_RANGES_SHARE if gathers else room
         """bytes for ranges at most"""
@@ -113,20 +129,20 @@ class FullGraph:
         self.traffic = IoStats()
         tidy = Tidy(most - backward_bytes(self.shape))  # that much is allocated between two looks
         columns, dtype = {v.name: v.columns for v in self.program.values}, np.dtype(f"float{8 * self.shape.itemsize}")
-        self.store = ValueStore(folder, engine, dataset, columns, dtype, self.traffic, tidy)
+        count = {value.name: value.rows for value in self.program.values}
+        self.store = ValueStore(folder, engine, dataset, columns, dtype, self.traffic, tidy, count)
         self.disk: int | None = None
         """bytes that values may take on disk at a time; None: as many as all that stand there in a step"""
         self._constant: set[str] = set()
         self._offload = None if folder is None else OffloadFile(folder / "saved", self.traffic)
         self._scans: NodeScans | None = None
         self._check_room()
-        self.placement = self._default()
 
     @property
     def budget(self) -> MemoryPlan:
         """The division of the memory that its room is of."""
         if self._budget is None:
-            self._budget = plan_memory(self.dataset)
+            self._budget = plan_memory(self.whole)
         return self._budget
 
     def _check_room(self) -> None:
@@ -138,6 +154,8 @@ class FullGraph:
             found = hidden_norms(layer)
             if not found:
                 continue
+            if not self.ranks.alone:
+                raise ConfigError(f"layer {index} has a {found} inside, which sees all nodes: train in one process")
             whole = graph.num_nodes <= CHUNK_ROWS if shape.kind else len(list(gather_ranges(graph, shape, memory, 0))) == 1
             if not whole:
                 raise ConfigError(
@@ -149,7 +167,8 @@ class FullGraph:
         total, kept = self.most_bytes, [value for value in self.program.values if value.kind == "saved"]
         there = TensorPlacement.DEVICE if self.on_gpu else TensorPlacement.RETAINED
         stays = self.on_gpu and _UNMEASURED * sum(value.nbytes for value in kept) <= self.device_room
-        if total <= self.room:
+        stays = all(self.ranks.gather(stays))
+        if all(self.ranks.gather(total <= self.room)):
             where = dict.fromkeys((value.name for value in self.program.values), TensorPlacement.RETAINED)
             return Placement({**where, **(dict.fromkeys((value.name for value in kept), there) if stays else {})})
         if self._folder is None:
@@ -176,11 +195,18 @@ class FullGraph:
         self.store.place(placement)
         self.store.frees = self.disk is not None and self._disk_bytes > self.disk
         scans = self._open_scans(progress)
-        log = None if self._folder is None else StepLog(self._folder, self.model, key_of(self.model, self._placed))
+        log = None
+        if self._folder is not None and self.ranks.alone:  # ranks are not killed at the same op: they begin the step anew
+            log = StepLog(self._folder, self.model, key_of(self.model, self._placed))
         self.traffic.restart()
-        modules = StepModules(self._parts, self.shape, DropoutKeys())
+        if self.halo is not None:
+            self.halo.begin(int(torch.randint(1 << 62, ())) if self.halo.draws else 0)
+        modules = StepModules(self._parts, self.shape, DropoutKeys(), self.whole.num_nodes)
         made = self.store, scans, self._offload, self.room, self._constant
-        found = Executor(self.program, modules, *made, log, progress).run(loss)
+        executor = Executor(self.program, modules, *made, log, progress, self.halo)
+        with summed_gradients(self.model, self.ranks):
+            found = executor.run(loss)
+        found = sum_of(found, self.ranks)
         self.store.trim(self.most_bytes - self.held_bytes)  # what is done between steps relies on no more (`both_fit`)
         if log is not None:
             log.forget()
@@ -206,8 +232,22 @@ class FullGraph:
         if self._scans is None:
             files, device = self.store.files("edges"), device_of(self.model)
             tiles = open_tiles(self.dataset, files, self.shape, self.traffic, progress, back=True)
-            self._scans = NodeScans(self.dataset, self.shape, self.store, tiles, self.traffic, device, keyed=True)
+            made = self.dataset, self.shape, self.store, tiles, self.traffic, device
+            self._scans = NodeScans(*made, keyed=True, numbering=self.numbering)
         return self._scans
+
+    @property
+    def bytes_exchanged(self) -> int:
+        """Rows and gradients that this rank sent to others."""
+        return 0 if self.halo is None else self.halo.bytes_sent
+
+    @property
+    def exchanged_widths(self) -> tuple[int, int]:
+        """Bytes of a row of the values that ranks exchange in a step: in the forward pass, and in the backward pass."""
+        along = {op.summed for op in self.program.forward} - {FEATURES.name, ""}
+        gradients = {op.scatters or op.writes[0] for op in self.program.ops if op.scatters or op.kind == "add"}
+        forth, back = (sum(self.program.value(name).columns for name in names) for names in (along, gradients))
+        return self.shape.itemsize * forth, self.shape.itemsize * back
 
     @property
     def most_bytes(self) -> int:

@@ -1,9 +1,10 @@
 """The values of a step: rows by name, in memory or on disk as they are placed, written behind and read ahead."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.row_files import MOST_KEPT, Files, Kept, RowStore
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
 from ooc.runtime.memory import Tidy, return_freed
-from ooc.runtime.range_io import MemoryRows, read_range
+from ooc.runtime.range_io import MemoryRows, read_range, write_range
 from ooc.stores.arrays.rows import ArrayRows
 from ooc.stores.dataset import Dataset
 
@@ -38,9 +39,10 @@ class ValueStore(RowStore):
         dtype: np.dtype[Any],
         stats: IoStats,
         tidy: Tidy,
+        count: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         buffers = Buffers(kept=_BUFFERS, direct=True, least_bytes=1, most_kept=MOST_KEPT)
-        super().__init__(dataset, dtype, columns, stats, buffers)
+        super().__init__(dataset, dtype, columns, stats, buffers, count)
         self.memory = Files(None, engine, in_ram=True)
         self.disk = Files(folder, engine)
         self.placement = Placement({})
@@ -66,7 +68,7 @@ class ValueStore(RowStore):
         stored = self._dataset.stored("x")
         if retained and not isinstance(self._x, ArrayRows):  # else it is in the data set's memory already
             self.trim()
-            values, nbytes = read_range(stored, 0, stored.shape[0], self._buffers)
+            values, nbytes = read_range(stored, 0, self.count("x"), self._buffers)
             self._stats.read(nbytes, perf_counter())
             self._x, self._x_read = ArrayRows(values), True
         elif not retained:
@@ -79,7 +81,7 @@ class ValueStore(RowStore):
     def open(self, name: str, half: int | None = None) -> Kept:
         """See `RowStore.open`. half: of a gradient that is added to, see `halves`."""
         named = _HALVES[self.halves.get(name, 0) if half is None else half].format(name)
-        shape, files = (self._nodes, self._columns[name]), self.files(name)
+        shape, files = (self.count(name), self._columns[name]), self.files(name)
         if files is self.memory and files.opened(named) is None:
             files.add_rows(named, MemoryRows(self.take(shape)))
         return files.rows(named, shape, str(self.dtype))
@@ -180,15 +182,18 @@ class ValueStore(RowStore):
                 self._writer.put(rows, first, stored)
         self._writer.drain()
 
-    def clear(self, name: str) -> None:
-        """Zeros in every row of a value."""
-        rows, nodes = self.open(name), self._nodes
+    def clear(self, name: str, start: int = 0) -> None:
+        """Zeros in the rows of a value from `start` on."""
+        rows, nodes = self.open(name), self.count(name)
         if isinstance(rows, MemoryRows):
-            rows.array[:] = 0
+            rows.array[start:] = 0
             return
-        zeros = np.zeros((min(nodes, 8192), *rows.shape[1:]), rows.dtype)
-        for first in range(0, nodes, len(zeros)):
-            self.put(name, first, zeros[: nodes - first])
+        zeros = np.zeros((min(nodes, _ADDED_ROWS), *rows.shape[1:]), rows.dtype)
+        for first in range(start, nodes, _ADDED_ROWS):
+            if start:  # by one thread: pieces may share a page
+                write_range(rows, first, zeros[: nodes - first])
+            else:
+                self.put(name, first, zeros[: nodes - first])
         self.drain()
 
     def make_room(self) -> None:

@@ -62,7 +62,7 @@ class SumKernel:
             factor: NDArray[Any] = _ONES
             if self.kind == "gcn":
                 factor = self._factors(piece.first, min(piece.first + self._tiles.grid.piece_rows, rows.shape[0]))
-            self._scatter(piece, code, factor, first, sums)
+            self._scatter(piece, code, factor, first, stop, sums)
 
     def scale(self, first: int, sums: NDArray[Any]) -> None:
         """The factor of each destination first, first + 1, ... onto its sum ([d, f]): its mean, or GCN's."""
@@ -107,9 +107,14 @@ class SumKernel:
         nbytes = rows.read(ids, values)
         return values.reshape(-1), np.arange(len(ids)) * rows.shape[1], nbytes
 
-    def _scatter(self, piece: RowPiece, code: RowDecoder, factor: NDArray[Any], first: int, sums: NDArray[Any]) -> None:
-        """Add a piece along its edges, the destinations shared out among threads."""
-        entry, weight = piece.entry, piece.weight
+    def _scatter(
+        self, piece: RowPiece, code: RowDecoder, factor: NDArray[Any], first: int, stop: int, sums: NDArray[Any]
+    ) -> None:
+        """Add a piece along its edges to destinations below `stop`, which threads share out."""
+        count = int(np.searchsorted(piece.entry, stop << SOURCE_BITS))  # the last cell may have others beyond
+        entry, weight = piece.entry[:count], piece.weight[:count]
+        if not count:
+            return
         cuts = [_cut(entry, len(entry) * k // self._threads) for k in range(self._threads)] + [len(entry)]
 
         def run(k: int) -> None:

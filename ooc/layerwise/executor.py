@@ -18,6 +18,7 @@ from ooc.layerwise.aggregator import SumKernel
 from ooc.layerwise.edge_tiles import Tiles, rows_over
 from ooc.layerwise.io_stats import ADD, COMPUTE, IoStats
 from ooc.layerwise.node_ranges import NodeRange
+from ooc.layerwise.numbering import WHOLE, Numbering
 from ooc.layerwise.ops import LayerModules, RangeOfNodes, Tensors, inputs_of, own_place
 from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerwisePlan, ModelShape, Op, cell_rows
 from ooc.layerwise.row_files import MOST_KEPT, Array, RowStore
@@ -64,7 +65,7 @@ class NodeChunk(NamedTuple):
 
 class NodeScans:
     """Scans of all nodes. tiles: the edges, of a graph whose layers sum; and the transposed ones, where sums go back. keyed:
-    whether dropout needs to know which edges a range has."""
+    whether dropout needs to know which edges a range has. numbering: of the nodes in the whole graph."""
 
     def __init__(
         self,
@@ -76,7 +77,9 @@ class NodeScans:
         device: torch.device,
         *,
         keyed: bool = False,
+        numbering: Numbering = WHOLE,
     ) -> None:
+        self._numbering = numbering
         self._dataset, self.graph, self._shape, self._store = dataset, dataset.graph, shape, store
         self._tiles, self.stats, self._device, self._keyed = tiles, stats, device, keyed
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="ooc-chunk")
@@ -120,7 +123,7 @@ class NodeScans:
                 stop = min(first + step, end)
                 made = {}
                 for each, adder, buffer in zip(sums, adders, buffers, strict=True):
-                    made[each.name] = self._sum(each, adder, buffer, first, stop)
+                    made[each.name] = self._sum(each, adder, buffer, first, stop, whole=len(buffer) == end)
                 for chunk in self._chunks(names, made, first, stop, fetch, edges):
                     for each in put:
                         self._store.put(each.name, chunk.place.first, chunk.read[each.name])
@@ -142,8 +145,7 @@ class NodeScans:
         self.sum_bytes += own[-1].nbytes
         return own[-1]
 
-    def _sum(self, sums: SumRequest, adder: SumKernel, buffer: Array, first: int, stop: int) -> Array:
-        whole = len(buffer) == self._shape.num_nodes
+    def _sum(self, sums: SumRequest, adder: SumKernel, buffer: Array, first: int, stop: int, *, whole: bool) -> Array:
         made: Array = buffer[first:stop] if whole else buffer[: stop - first]
         encoding = self._dataset.encoding("x") if sums.source == "x" else Encoding.plain(np.dtype(np.float32))
         with self.stats.timed(ADD):
@@ -161,7 +163,8 @@ class NodeScans:
             found = {name: self._store.read(name, at, end) for name in names}
             found |= {name: sums[at - first : end - first] for name, sums in made.items()}
             ends = end == stop or (not made and end % unit == 0)
-            return NodeChunk(own_place(self.graph, at, end, self._device, edges=edges), found, fetch(at), ends)
+            place = own_place(self.graph, at, end, self._device, edges=edges, numbering=self._numbering)
+            return NodeChunk(place, found, fetch(at), ends)
 
         return ahead(self._readers, read, range(first, stop, CHUNK_ROWS), _DEPTH)
 
@@ -173,10 +176,11 @@ class NodeScans:
             whole = stop - first == self._shape.num_nodes  # not the last range alone, where a step goes on
             place = self.place(first, stop, whole)
             found = {name: self._store.read(name, first, stop) for name in names}
-            if whole:
-                found[GATHERED_ROWS] = self._store.read(source, first, stop)
+            assert place.sources is not None
+            if whole and len(place.sources) == int(place.sources[-1]) + 1:  # which ascend
+                found[GATHERED_ROWS] = self._store.read(source, 0, len(place.sources))
             else:
-                found[GATHERED_ROWS] = self._store.gather(source, place.at["sources"])
+                found[GATHERED_ROWS] = self._store.gather(source, place.sources)
             return NodeChunk(place, found, fetch(first), True)
 
         return ahead(self._readers, read, ranges, 2, concurrent=False)
@@ -187,11 +191,10 @@ class NodeScans:
             return self._whole
         graph = self.graph
         node, block = gathered_block(graph, first, stop, *self._slots(first, stop), self._device)
-        at: dict[Of, NDArray[np.int64]] = {"sources": node}
+        at: dict[Of, NDArray[np.int64]] = {"sources": self._numbering.nodes_at(node)}
         if self._keyed:
-            slots = np.arange(int(graph.indptr[first]), int(graph.indptr[stop]))
-            at["edges"] = np.concatenate([slots, graph.num_edges + np.arange(first, stop)])
-        place = RangeOfNodes(first, stop, at, block)
+            at["edges"] = self._numbering.edges(graph, first, stop)
+        place = RangeOfNodes(first, stop, at, block, node)
         if whole and self._keyed:  # a step meets it again; a pass needs its memory for the next layer
             self._whole = place
         return place
@@ -254,9 +257,10 @@ class ForwardExecutor:
         names = [name for role, name in inputs.items() if not (op.kind == "gather" and role == "rows")]
         names = list(dict.fromkeys(name for name in (*names, *more) if name not in made))
         if op.kind == "gather":
-            layer, stop = self.modules.shape.layers[op.layer], None if nodes is None else nodes[1]
+            layer, stop = self.modules.shape.layers[op.layer], self.modules.shape.num_nodes if nodes is None else nodes[1]
             ranges = list(gather_ranges(self.scans.graph, layer, room, start, stop))
             return self.scans.gathered(op.summed, names, ranges, fetch)
+        nodes = nodes or (0, self.modules.shape.destinations(op))
         return self.scans.rows(names, sums, room, fetch, start, edges=op.kind == "sum", nodes=nodes)
 
     def run_chunk(self, chunk: NodeChunk, compute: Callable[[NodeChunk], Tensors], writes: Iterable[str]) -> Tensors:

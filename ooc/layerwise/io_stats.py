@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from ooc.runtime.clock import Clock, MemorySample, Spans
 
-COMPUTE, ADD, READ, WRITE = "compute", "add", "read", "write"
+COMPUTE, ADD, READ, WRITE, EXCHANGE = "compute", "add", "read", "write", "exchange"
 _MOST_SAMPLES = 1024
 """kept of a step: when there are so many, every two become one"""
 Noted = Callable[[int, float], None]

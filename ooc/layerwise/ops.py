@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ooc.graph.aggregation import FirstLayerAggregates, Floats
 from ooc.graph.blocks import Block, own_block
+from ooc.layerwise.numbering import WHOLE, Numbering
 from ooc.layerwise.pass_plan import FEATURES, ModelShape, Op, ValueRef
 from ooc.layerwise.shape import device_of
 from ooc.models.dropout import DropoutKeys, Of, dropout
@@ -26,19 +27,23 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class RangeOfNodes:
-    """Destinations first:stop. at: int64[n], where sources' rows and edges' stand in those of all (see
-    `ooc.models.dropout.DropoutKeys`)."""
+    """Destinations first:stop. at: int64[n], where sources' rows and edges' stand in those of the whole graph (see
+    `ooc.models.dropout.DropoutKeys`). sources: int64[n], rows of its sources among those that are computed on, where it needs
+    others than its own."""
 
     first: int
     stop: int
     at: dict[Of, NDArray[np.int64]]
     block: Block | None = None
+    sources: NDArray[np.int64] | None = None
 
 
-def own_place(graph: Graph, first: int, stop: int, device: torch.device, *, edges: bool) -> RangeOfNodes:
+def own_place(
+    graph: Graph, first: int, stop: int, device: torch.device, *, edges: bool, numbering: Numbering = WHOLE
+) -> RangeOfNodes:
     """Of a chunk that needs no other rows; edges: whether its layer needs what the graph says of its nodes."""
     block = own_block(graph, first, stop, device) if edges else None
-    return RangeOfNodes(first, stop, {"sources": np.arange(first, stop)}, block)
+    return RangeOfNodes(first, stop, {"sources": numbering.nodes(first, stop)}, block)
 
 
 class LayerObserver(Protocol):

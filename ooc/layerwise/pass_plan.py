@@ -154,8 +154,8 @@ class LayerShape:
 class ModelShape:
     """A model on a graph. x_bytes: of a row of features on disk; x_plain: whether sums can be made of it as it is; encoded:
     columns after the encoder, 0 without one; slot_bytes: of an edge in the tiles; out: columns of the result, after any
-    decoder. Of exact training, drops: whether the first layer's input passes dropout; itemsize: bytes of a number;
-    encoder_trains: whether the encoder has parameters."""
+    decoder. halo: sources behind the nodes, whose rows other ranks compute. Of exact training, drops: whether the first layer's
+    input passes dropout; itemsize: bytes of a number; encoder_trains: whether the encoder has parameters."""
 
     num_nodes: int
     num_edges: int
@@ -169,6 +169,16 @@ class ModelShape:
     drops: bool = False
     itemsize: int = 4
     encoder_trains: bool = False
+    halo: int = 0
+
+    def destinations(self, op: Op) -> int:
+        """Nodes that an op goes through: of gradients that are added up along the edges those of the halo too."""
+        return self.num_nodes + self.halo * (op.backward and op.kind == "add")
+
+    def rows_of(self, ref: ValueRef) -> int:
+        """Rows of a value: what layers read along edges, and its gradient, has rows of the halo."""
+        along = ref.role == "rows" or (ref == FEATURES and not self.mapped)
+        return self.num_nodes + self.halo * along
 
     @property
     def widest(self) -> int:

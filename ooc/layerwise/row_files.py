@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -219,18 +220,28 @@ class RowWriter:
 
 
 class RowStore:
-    """Values by name, in one dtype. columns: of a row, by name."""
+    """Values by name, in one dtype. columns: of a row, by name; count: rows, by name, of those that have others than nodes."""
 
     def __init__(
-        self, dataset: Dataset, dtype: np.dtype[Any], columns: dict[str, int], stats: IoStats, buffers: Buffers
+        self,
+        dataset: Dataset,
+        dtype: np.dtype[Any],
+        columns: dict[str, int],
+        stats: IoStats,
+        buffers: Buffers,
+        count: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.dtype, self._dataset, self._columns, self._stats, self._buffers = dtype, dataset, columns, stats, buffers
-        self._nodes, self._writer = dataset.num_nodes, RowWriter(stats.written)
+        self._nodes, self._count, self._writer = dataset.num_nodes, count, RowWriter(stats.written)
         self._x: Rows = dataset.stored("x")
 
     def open(self, name: str) -> Kept:
         """The rows of a value, made where there are none."""
         raise NotImplementedError
+
+    def count(self, name: str) -> int:
+        """Rows of a value."""
+        return self._count.get(name, self._nodes)
 
     def rows(self, name: str) -> Rows:
         """A value's rows, as they are stored."""

@@ -116,6 +116,7 @@ def shape_of(model: nn.Module, dataset: Dataset, upto: int | None = None, *, tra
     return ModelShape(
         num_nodes=dataset.num_nodes,
         num_edges=dataset.num_edges,
+        halo=graph.num_nodes - dataset.num_nodes,
         x_bytes=dataset.stored("x").row_bytes,
         x_plain=encoding.as_float or (encoding.name in _CODES and encoding.dtype == np.float32),
         x_width=dataset.num_features,

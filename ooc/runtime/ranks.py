@@ -87,7 +87,7 @@ class Ranks:
         """Which of the flags some rank has set; the same on all ranks."""
         if self.alone:
             return list(flags)
-        return [bool(each) for each in self.sum(torch.tensor(flags, dtype=torch.int32, device=self._place))]
+        return [bool(each) for each in self.sum(torch.tensor(flags, dtype=torch.int32, device=self.place))]
 
     def decided(self, work: Callable[[], Found]) -> Found:
         """What `work` returns on rank 0, which does it alone, on all ranks. Where it raises, the others raise `RankLost`."""
@@ -107,8 +107,9 @@ class Ranks:
         return found  # type: ignore[return-value]
 
     def together(self, work: Callable[[], Found]) -> Found:
-        """What `work`, which has no collective of its own, returns here, once it is done on all ranks. Where it raises on some,
-        the first of these raises that, and all others `RankLost`: so no rank waits, and one line says what is wrong."""
+        """What `work` returns here, once it is done on all ranks. Where it raises on some, the first of these raises that, and
+        all others `RankLost`: so no rank waits, and one line says what is wrong. work: where it has collectives of its own,
+        what comes between them is done together too."""
         if self.alone:
             return work()
         found, error = None, None
@@ -116,15 +117,17 @@ class Ranks:
             found = work()
         except Exception as raised:
             error = raised
-        failed = self.gather(error is not None)
+        failed = self.gather(error is not None and not isinstance(error, RankLost))
         if error is not None and failed.index(True) == self.rank:
             raise error
         if any(failed):
             raise RankLost(f"rank {failed.index(True)} has ended; its message says why") from error
+        if error is not None:
+            raise error
         return found  # type: ignore[return-value]
 
     @property
-    def _place(self) -> torch.device:
+    def place(self) -> torch.device:
         """Where values are that the group's backend takes."""
         on_cpu = "cpu" in distributed.get_backend_config(self.group)
         return torch.device("cpu" if on_cpu else "cuda")

@@ -20,6 +20,7 @@ from ooc.config.base import RunConfig
 from ooc.config.nodes import FullConfig
 from ooc.fullgraph.activation_offload import SEGMENT_BYTES
 from ooc.fullgraph.executor import LossOf
+from ooc.fullgraph.halo.part import HaloSettings
 from ooc.fullgraph.placement.costs import Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, predict, settled, static_placements
 from ooc.fullgraph.placement.step_profile import plan_full, profile
@@ -100,6 +101,7 @@ class FullMode(NodeMode):
     config: FullConfig
     auto_device = "cpu"
     plans_disk = True
+    ranked = True
     steps_per_epoch = 1
 
     def __init__(self, config: FullConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
@@ -108,7 +110,11 @@ class FullMode(NodeMode):
         self.split_loss = SplitLoss(make_loss(config, dataset, self.task, self.device), dataset, config.train_split)
         self.model.train()
         made = self.model, dataset, config.out / FOLDER
-        full = FullGraph(*made, budget=self.budget, engine=self.engine, device_memory=self._device_memory())
+        if ranks.alone and config.halo != "exact":
+            raise ConfigError(f"halo = {config.halo!r} applies to several processes: start them with torchrun, or leave it out")
+        halo = HaloSettings(config.halo, config.halo_rate, config.halo_every, config.halo_tolerance)
+        memory = ranks.together(self._device_memory)
+        full = FullGraph(*made, budget=self.budget, engine=self.engine, device_memory=memory, ranks=ranks, halo=halo)
         self.full = self.opened.enter_context(closing(full))
         self.plan: StepPlan | None = None
         """as predicted before the first step"""
@@ -134,7 +140,7 @@ class FullMode(NodeMode):
         self.run, config, full = run, self.config, self.full
         keep_large_blocks(True)  # as steps do: their ops are timed
         self.plan = _place(config, full, config.out, self.split_loss)
-        exact = _scores_beside(full, config.out / EXACT_FOLDER, self.engine, self.task)
+        exact = self.ranks.together(lambda: _scores_beside(full, config.out / EXACT_FOLDER, self.engine, self.task))
         self.exact = self.opened.enter_context(closing(exact))
         beside = self.exact.memory_bytes
         self._both_fit = beside is not None and full.most_bytes + beside <= full.room
@@ -191,6 +197,8 @@ class FullMode(NodeMode):
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
         traffic = self.full.traffic
         moved = {"bytes_read": traffic.bytes_read, "bytes_written": traffic.bytes_written}
+        if not self.ranks.alone:
+            moved["bytes_exchanged"] = sum(self.ranks.gather(self.full.bytes_exchanged))
         took = {"step_seconds": self.seconds, "op_seconds": traffic.seconds, "ops": traffic.ops, "busy_seconds": traffic.busy()}
         found = {**super().finish(result), "full": {**moved, **took}, **self._compared(moved)}
         self.full.discard()
@@ -225,27 +233,35 @@ def _place(config: FullConfig, full: FullGraph, folder: Path, loss: LossOf) -> S
     folder: the run's, on whose disk values may stand. A run goes on by the plan it began with, where that was made for the same
     store and settings and fits. Raises BudgetError where nothing fits, or not what is asked for.
     """
-    full.disk = _disk_of(config, folder)
+    full.disk = full.ranks.together(lambda: _disk_of(config, folder))
     disk = max(0, full.disk - SEGMENT_BYTES)  # files of what autograd keeps grow by so much
     room, unmeasured = TierRoom(full.room, full.device_room, disk), _unmeasured(full)
-    made = _kept(config, full, folder, room) if config.plan else None
+    made = _kept(config, full, folder, room) if config.plan and full.ranks.alone else None
     if made is None and config.placement != "planned":
-        measured = profile(full, folder, loss, room.disk) if config.plan else unmeasured
-        static = static_placements(full.program, measured)
-        if FORCED[config.placement] not in static:
-            raise ConfigError(
-                f"placement = {config.placement!r}: without a GPU there is no memory of one, and values go "
-                "to disk only where `disk` and what is free leave room"
-            )
-        forced = static[FORCED[config.placement]]
-        made = settled(full.program, measured, lambda profile: predict(full.program, profile, forced, room))
+        made = full.ranks.together(lambda: _forced(config, full, folder, room, loss, unmeasured))
     elif made is None and config.plan:
         made = plan_full(full, folder, room.disk, loss)
     elif made is None:  # by default; refused here where the disk has no room for it, before anything is written
-        predict(full.program, unmeasured, full.placement, TierRoom(_ANY_MEMORY, _ANY_MEMORY, room.disk))
+        most = TierRoom(_ANY_MEMORY, _ANY_MEMORY, room.disk)
+        full.ranks.together(lambda: predict(full.program, unmeasured, full.placement, most))
         return None
     full.placement = made.placement
     return made if config.plan else None
+
+
+def _forced(
+    config: FullConfig, full: FullGraph, folder: Path, room: TierRoom, loss: LossOf, unmeasured: StepProfile
+) -> StepPlan:
+    """The plan that treats all values alike, as configured. Raises ConfigError where there is no such tier."""
+    measured = profile(full, folder, loss, room.disk) if config.plan else unmeasured
+    static = static_placements(full.program, measured)
+    if FORCED[config.placement] not in static:
+        raise ConfigError(
+            f"placement = {config.placement!r}: without a GPU there is no memory of one, and values go "
+            "to disk only where `disk` and what is free leave room"
+        )
+    forced = static[FORCED[config.placement]]
+    return settled(full.program, measured, lambda profile: predict(full.program, profile, forced, room))
 
 
 def _unmeasured(full: FullGraph) -> StepProfile:
@@ -256,7 +272,7 @@ def _unmeasured(full: FullGraph) -> StepProfile:
 
 def _asked(config: FullConfig, full: FullGraph) -> dict[str, Any]:
     """What a plan is made for: kept beside it."""
-    return {"placement": config.placement, "store": full.dataset.fingerprint, **({"device": "cuda"} if full.on_gpu else {})}
+    return {"placement": config.placement, "store": full.whole.fingerprint, **({"device": "cuda"} if full.on_gpu else {})}
 
 
 def _kept(config: FullConfig, full: FullGraph, folder: Path, room: TierRoom) -> StepPlan | None:
@@ -279,5 +295,5 @@ def _scores_beside(full: FullGraph, folder: Path, engine: str, task: LabelTask) 
     """Scores in the memory beside what a step leaves to the next one, or in its place where that is too much."""
     if 0 < full.held_bytes <= beside_scores(full.room):
         with suppress(BudgetError):
-            return ExactScores(full.model, full.dataset, folder, engine, full.held_bytes, full.budget, task)
-    return ExactScores(full.model, full.dataset, folder, engine, budget=full.budget, task=task)
+            return ExactScores(full.model, full.whole, folder, engine, full.held_bytes, full.budget, task)
+    return ExactScores(full.model, full.whole, folder, engine, budget=full.budget, task=task)

@@ -5,12 +5,14 @@ chunk takes forward and backward and what autograd keeps of it, what an edge tak
 of reading goes on behind computing: both alone, and both at once.
 """
 
+import math
 import shutil
 import statistics
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -26,7 +28,7 @@ from ooc.fullgraph.activation_offload import OffloadMemory, PendingChunk
 from ooc.fullgraph.executor import Executor, LossOf
 from ooc.fullgraph.ops import Moments, StepModules, wanted_of
 from ooc.fullgraph.placement.costs import OpCost, RangeBytes, Speed, StepProfile
-from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, plan_step, settled
+from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, plan_step, predict, settled
 from ooc.fullgraph.program import TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.graph.aggregation import Kind, RowDecoder
@@ -71,17 +73,43 @@ _Tried = tuple[PendingChunk, Tensors, "_Results"]
 def plan_full(full: FullGraph, folder: Path | None, disk: int, loss: LossOf | None = None) -> StepPlan:
     """Where the values of exact steps go, in the room that `full` has and `disk` bytes of disk below `folder`.
 
-    Takes a few seconds; see `profile`. Raises BudgetError where nothing fits.
+    Takes a few seconds; see `profile`. Ranks have the same placements. Raises BudgetError where nothing fits.
     """
 
-    def planned(folder: Path | None, disk: int) -> StepPlan:
+    def planned(folder: Path | None, disk: int) -> tuple[StepPlan, StepProfile, TierRoom]:
         measured, room = profile(full, folder, loss, disk), TierRoom(full.room, full.device_room, 0 if folder is None else disk)
-        return settled(full.program, measured, lambda profile: plan_step(full.program, profile, room))
+        return settled(full.program, measured, lambda profile: plan_step(full.program, profile, room)), measured, room
 
-    if full.most_bytes <= full.room:  # then a disk is of no use
+    def in_memory() -> tuple[StepPlan, StepProfile, TierRoom] | None:
         with suppress(BudgetError):
-            return planned(None, 0)
-    return planned(folder, disk)
+            return planned(None, 0) if full.most_bytes <= full.room else None  # then a disk is of no use
+        return None
+
+    made = full.ranks.together(in_memory)
+    if not all(full.ranks.gather(made is not None)):
+        made = full.ranks.together(lambda: planned(folder, disk))
+    assert made is not None
+    return _agreed(full, *made)
+
+
+def _agreed(full: FullGraph, plan: StepPlan, measured: StepProfile, room: TierRoom) -> StepPlan:
+    """Of the placements that the ranks planned, the one with which the slowest of them is fastest, as all go through the same
+    ops together."""
+    if full.ranks.alone:
+        return plan
+    offered = [replace(each, ranges={}) for each in full.ranks.gather(plan.placement)]
+    found: list[StepPlan | None] = []
+    for placement in offered:
+        try:
+            found.append(settled(full.program, measured, lambda each, at=placement: predict(full.program, each, at, room)))  # type: ignore[misc]
+        except BudgetError:
+            found.append(None)
+    seconds = full.ranks.gather([math.inf if each is None else each.seconds for each in found])
+    slowest = [max(each) for each in zip(*seconds, strict=True)]
+    best = found[slowest.index(min(slowest))]
+    if best is None:
+        raise BudgetError("no placement of values fits the memory of all processes: give each more")
+    return replace(best, static=plan.static)
 
 
 def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, disk: int | None = None) -> StepProfile:
@@ -91,7 +119,8 @@ def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, di
     Takes a few seconds, and memory for a few chunks, or for rows that are added up: at most two thirds of the room, and twice
     192 MB.
     """
-    node_scans = NodeScans(full.dataset, full.shape, full.store, (), IoStats(), device_of(full.model), keyed=True)
+    made = full.dataset, full.shape, full.store, (), IoStats(), device_of(full.model)
+    node_scans = NodeScans(*made, keyed=True, numbering=full.numbering)
     parts = StepModules(parts_of(full.model), full.shape, DropoutKeys())
     with closing(node_scans), torch.random.fork_rng(devices=[]), _gradients_of(parts.present):
         trial = _Trial(full.program, parts, full.store, node_scans, None, full.room, set())
@@ -206,7 +235,7 @@ class _Trial(Executor):
     def _gathered_place(self, op: Op) -> RangeOfNodes:
         """The first destinations that a modest memory has room for, with all their sources."""
         memory = max(1, min(self.room // 2, 2 * GATHERED * _ROWS_BYTES))
-        first, stop = next(iter(gather_ranges(self.graph, self.shape.layers[op.layer], memory, 0)))
+        first, stop = next(iter(gather_ranges(self.graph, self.shape.layers[op.layer], memory, 0, self.nodes)))
         return self.scans.place(first, stop, False)
 
     def _scatter_s(self, op: Op) -> float:

@@ -1,0 +1,155 @@
+"""Rows of the halo, from the ranks that compute them, and their gradients back to these; a piece of bounded size at a time."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ooc.fullgraph.value_store import ValueStore
+from ooc.runtime.keyed_random import mix64, numbered
+from ooc.runtime.range_io import write_range
+from ooc.runtime.ranks import Ranks
+from ooc.stores.jit import kernel
+
+Ints = NDArray[np.int64]
+PIECE_BYTES = 16 * 2**20
+"""of the rows that a rank sends to all others at a time, about"""
+
+
+@dataclass(frozen=True)
+class HaloLists:
+    """What a rank exchanges with each other one, by rank.
+
+    send: int64[k] each, its nodes whose rows the other one needs, ascending. receive: int64[h] each, the nodes of its halo that
+    the other one computes, as they are numbered here, ascending. most: rows between any two ranks at most. node: int64[n], ids
+    of the nodes here in the whole graph.
+    """
+
+    send: list[Ints]
+    receive: list[Ints]
+    most: int
+    node: Ints
+
+    @classmethod
+    def agreed(cls, ranks: Ranks, starts: Ints, node: Ints) -> "HaloLists":
+        """Those of this rank, agreed with all others. starts: int64[K + 1], the ranges of nodes; node: those of this rank's
+        range, then its halo, ascending."""
+        own, count = int(starts[ranks.rank]), int(starts[ranks.rank + 1] - starts[ranks.rank])
+        cuts = (count + np.searchsorted(node[count:], starts)).tolist()
+        receive = [np.arange(cuts[rank], cuts[rank + 1]) for rank in range(ranks.world_size)]
+        wanted: list[list[int]] = ranks.gather([len(each) for each in receive])
+        most, found = max(max(each) for each in wanted), list[list[Ints]]()
+        rows = rows_at_once(8, ranks.world_size)
+        for low in range(0, most, rows):
+            given = [torch.from_numpy(node[each[low : low + rows]]) for each in receive]
+            counts = [min(max(each[ranks.rank] - low, 0), rows) for each in wanted]
+            found.append([part.numpy() - own for part in ranks.exchange(given, counts)])
+        none = [np.empty(0, np.int64)] * ranks.world_size
+        send = [np.concatenate(parts) for parts in zip(none, *found, strict=True)]
+        return cls(send, receive, most, node)
+
+
+def rows_at_once(row_bytes: int, world_size: int) -> int:
+    """Rows that a rank sends to each other one at a time."""
+    return max(1, PIECE_BYTES // (row_bytes * world_size))
+
+
+class HaloExchange:
+    """Exchanges rows of the values of a step with the other ranks, which do so at the same time.
+
+    bytes_sent: by this rank, of rows and gradients.
+    """
+
+    draws = False
+    """whether steps draw which rows are exchanged"""
+
+    def __init__(self, ranks: Ranks, lists: HaloLists) -> None:
+        self.ranks, self._lists = ranks, lists
+        self.bytes_sent = 0
+
+    def begin(self, key: int) -> None:
+        """Before a step. key: of what it draws, the same on all ranks."""
+
+    def pull(self, store: ValueStore, name: str) -> None:
+        """Fill in the halo's rows of a value whose own rows are made."""
+        self._pull(store, name, self._lists, 1.0)
+
+    def push(self, store: ValueStore, name: str) -> None:
+        """Add the halo's rows of a gradient to those of the ranks that compute them, rank by rank."""
+        self._push(store, name, self._lists, 1.0)
+
+    def _pull(self, store: ValueStore, name: str, lists: HaloLists, factor: float) -> None:
+        rows = rows_at_once(store.rows(name).row_bytes, self.ranks.world_size)
+        for low in range(0, lists.most, rows):
+            given = [store.gather(name, ids[low : low + rows]) for ids in lists.send]
+            into = [ids[low : low + rows] for ids in lists.receive]
+            for ids, values in zip(into, self._exchange(given, [len(ids) for ids in into]), strict=True):
+                write_rows(store, name, ids, values if factor == 1 else values * values.dtype.type(factor))
+
+    def _push(self, store: ValueStore, name: str, lists: HaloLists, factor: float) -> None:
+        rows = rows_at_once(store.rows(name).row_bytes, self.ranks.world_size)
+        for low in range(0, lists.most, rows):
+            given = [store.gather(name, ids[low : low + rows]) for ids in lists.receive]
+            to = [ids[low : low + rows] for ids in lists.send]
+            for ids, values in zip(to, self._exchange(given, [len(ids) for ids in to]), strict=True):
+                if len(ids):
+                    store.add(name, ids, values if factor == 1 else values * values.dtype.type(factor))
+
+    def _exchange(self, given: list[NDArray[Any]], counts: list[int]) -> list[NDArray[Any]]:
+        self.bytes_sent += sum(part.nbytes for part in given)
+        tensors = [torch.from_numpy(np.ascontiguousarray(part)).to(self.ranks.place) for part in given]
+        return [part.cpu().numpy() for part in self.ranks.exchange(tensors, counts)]
+
+
+def write_rows(store: ValueStore, name: str, ids: Ints, values: NDArray[Any]) -> None:
+    """Set rows of a value, ascending ids."""
+    if len(ids) and int(ids[-1] - ids[0]) + 1 == len(ids):
+        write_range(store.open(name), int(ids[0]), values)
+    elif len(ids):
+        store.open(name).write(ids, values)
+
+
+class SampledHalo(HaloExchange):
+    """Exchanges a sample of the halo's rows that each step draws anew, scaled so that sums over neighbors, and their gradients,
+    are right on average (boundary sampling of BNS-GCN, Wan et al., MLSys 2022). rate: share of the rows that are drawn."""
+
+    draws = True
+
+    def __init__(self, ranks: Ranks, lists: HaloLists, rate: float) -> None:
+        super().__init__(ranks, lists)
+        self._rate, self._drawn = rate, lists
+
+    def begin(self, key: int) -> None:
+        """See `HaloExchange.begin`."""
+        lists, rank = self._lists, self.ranks.rank
+        send = [ids[drawn(lists.node[ids], key, to, self._rate)] for to, ids in enumerate(lists.send)]
+        receive = [ids[drawn(lists.node[ids], key, rank, self._rate)] for ids in lists.receive]
+        self._drawn = replace(lists, send=send, receive=receive)
+
+    def pull(self, store: ValueStore, name: str) -> None:
+        """See `HaloExchange.pull`; zeros for rows that were not drawn."""
+        store.clear(name, len(self._lists.node) - sum(map(len, self._lists.receive)))
+        self._pull(store, name, self._drawn, 1 / self._rate)
+
+    def push(self, store: ValueStore, name: str) -> None:
+        """See `HaloExchange.push`."""
+        self._push(store, name, self._drawn, 1 / self._rate)
+
+
+def drawn(node: Ints, key: int, rank: int, rate: float) -> NDArray[np.bool_]:
+    """Which nodes (int64[n]) of a rank's halo are drawn: bool[n], the same wherever it is asked.
+
+    >>> drawn(np.arange(1000), key=5, rank=1, rate=0.1).sum()
+    99
+    """
+    found = np.empty(len(node), np.bool_)
+    _draw(np.uint64(numbered(key, rank)), node, np.uint64(min(int(rate * 2.0**64), 2**64 - 1)), found)
+    return found
+
+
+@kernel
+def _draw(stream: np.uint64, node: Ints, bound: np.uint64, out: NDArray[np.bool_]) -> None:
+    for i in range(len(node)):
+        out[i] = mix64(stream ^ mix64(np.uint64(node[i]))) < bound
