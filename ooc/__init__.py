@@ -178,8 +178,10 @@ def open(
     in_memory: bool = False,
     features: Mapping[str, Path | str] | None = None,
     verify_reads: bool = False,
+    cache_dir: Path | str | None = None,
+    cache: int | str | None = None,
 ) -> "Dataset":
-    """Open the store at `path`; see `Dataset.open` for the arguments and the errors.
+    """Open the store at `path`, a directory or a URL; see `Dataset.open` for the arguments and the errors.
 
     >>> ds = ooc.open("papers.ooc", memory="2GB")
     >>> loader = ooc.NeighborLoader(ds, num_neighbors=[10, 10], input_nodes="train", batch_size=1024, shuffle=True)
@@ -187,4 +189,4 @@ def open(
     """
     from ooc.stores.dataset import Dataset
 
-    return Dataset.open(path, memory, engine, in_memory, features, verify_reads=verify_reads)
+    return Dataset.open(path, memory, engine, in_memory, features, verify_reads=verify_reads, cache_dir=cache_dir, cache=cache)

@@ -1,7 +1,7 @@
 """`Dataset`: a store opened for training: graph, rows, labels, splits and external ids, checked against its manifest."""
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,9 +20,11 @@ from ooc.stores.graph import Graph
 from ooc.stores.graph_set import GraphSet
 from ooc.stores.growth.lineage import touched_since
 from ooc.stores.growth.place import Place, open_place
+from ooc.stores.io.remote.url import store_path
 from ooc.stores.manifest import EdgeKey, Task, parse_edge_type, show_edge_type
 from ooc.stores.node_set import NodeSet
 from ooc.stores.process import ProcessMemory
+from ooc.stores.remote.mirror import Mirror, mirror_of
 from ooc.stores.sizes import parse_bytes
 
 if TYPE_CHECKING:
@@ -51,10 +53,12 @@ class Dataset:
         memory: int | None,
         engine: str,
         verify_reads: bool = False,
+        mirror: Mirror | None = None,
     ) -> None:
-        self.path = place.path
+        self.path = place.address
+        """the store: its directory, or a URL"""
         self.manifest = place.manifest
-        self._place = place
+        self._place, self._mirror = place, mirror
         self.memory = memory
         """bytes the process may use; None without a limit"""
         self._nodes, self._edges = nodes, edges
@@ -78,25 +82,31 @@ class Dataset:
         progress: "Progress | None" = None,
         float_features: bool = False,
         verify_reads: bool = False,
+        cache_dir: Path | str | None = None,
+        cache: int | str | None = None,
     ) -> Self:
         """Open and check the store at `path`.
 
         Args:
-            path: Directory of the store.
+            path: Directory of the store, or its URL (s3://, gs://, https://), which needs the extra `ooc[remote]`.
             memory: Memory limit of the whole process, such as "2GB"; loaders and training divide it.
             engine: How rows are read: "uring" or "pread" (O_DIRECT, many reads in flight), "mmap", "gds" (CUDA), or "auto" (see
                 `open_engine`).
             in_memory: Whether to load all node arrays and the topology into RAM now, and edge features once they are used.
             features: Name of a node array -> Zarr array or LMDB directory that replaces it, one row per node; "paper/x" is the
                 array x of node type "paper".
-            progress: Called with the progress of merging appended data, which the first reader after an append does.
+            progress: Called with the progress of merging appended data, which the first reader after an append does, and of
+                fetching the topology from a URL.
             float_features: Whether `x` is float32 where the store has integers; built-in models compute with floats.
             verify_reads: Whether to compare every chunk with its checksum before rows are read from it, once each, and to read
                 it whole for that: at most one more pass over the store. Otherwise only chunks that are read whole anyway are
                 compared: those of the topology, labels and splits, of scans of features, and of events in order.
+            cache_dir: Directory that keeps what was read from a URL; by default `~/.cache/ooc/stores`.
+            cache: Most bytes that it takes, such as "200GB"; by default half of what is free there.
 
         Raises:
-            StoreError: If there is no store, it is truncated or damaged, or its arrays do not fit the manifest.
+            StoreError: If there is no store, it cannot be reached, it is truncated or damaged, or its arrays do not fit the
+                manifest; if the cache has no room for the topology.
             InputError: If `features` do not fit.
             ConfigError: If a setting is invalid.
 
@@ -104,10 +114,18 @@ class Dataset:
         """
         if engine not in _ENGINES:
             raise ConfigError(f"engine {engine!r} is unknown: use one of {', '.join(_ENGINES)}")
-        path, budget = Path(path), None if memory is None else parse_bytes(memory, "memory")
-        place = open_place(path, budget, progress)
+        budget = None if memory is None else parse_bytes(memory, "memory")
+        path, mirror = store_path(path), mirror_of(path, cache_dir, cache)
+        try:
+            place = open_place(path if mirror is None else mirror.path, budget, progress, path)
+        except BaseException:
+            if mirror is not None:
+                mirror.close()
+            raise
         nodes: dict[str, NodeSet] = {}
         try:
+            if mirror is not None and progress is not None:
+                mirror.fill(partial(progress, unit="bytes"))
             edges = {each.key: EdgeSet.open(place, each, engine, in_memory, verify_reads) for each in place.manifest.edge_types}
             replaced = _by_type(features or {}, place)
             for each in place.manifest.node_types:
@@ -117,16 +135,18 @@ class Dataset:
             for opened in nodes.values():
                 opened.close()
             place.close()
+            if mirror is not None:
+                mirror.close()
             raise
-        dataset = cls(place, nodes, edges, budget, engine, verify_reads)
+        dataset = cls(place, nodes, edges, budget, engine, verify_reads, mirror)
         dataset._opened = {"memory": memory, "engine": engine, "in_memory": in_memory, "features": features}
         dataset._opened["float_features"] = float_features
-        dataset._opened["verify_reads"] = verify_reads
+        dataset._opened |= {"verify_reads": verify_reads, "cache_dir": cache_dir, "cache": cache}
         return dataset
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Arguments of `open` that were given, by name: memory, engine, in_memory, features, verify_reads."""
+        """Arguments of `open` that were given, by name: memory, engine, in_memory, features, verify_reads, cache_dir, cache."""
         features = {name: str(path) for name, path in (self._opened["features"] or {}).items()}
         engine = None if self.engine == "auto" else self.engine
         given = {**self._opened, "features": features, "engine": engine, "float_features": None}
@@ -438,7 +458,7 @@ class Dataset:
         if not fingerprint.endswith(self._mark):
             return None
         was = fingerprint[: len(fingerprint) - len(self._mark)]
-        return touched_since(self.path, was, self._place.fingerprint)
+        return touched_since(self._place.path, was, self._place.fingerprint)
 
     def follow(self, progress: "Progress | None" = None) -> Self:
         """Return the current store: this data set if nothing was appended since it was opened, else a new one with the same
@@ -448,7 +468,8 @@ class Dataset:
 
         >>> newer = ds.follow()  # between two epochs
         """
-        return self if self._place.is_latest() else type(self).open(self.path, progress=progress, **self._opened)
+        latest = self._place.is_latest() and (self._mirror is None or self._mirror.is_latest())
+        return self if latest else type(self).open(self.path, progress=progress, **self._opened)
 
     def close(self) -> None:
         """Release files and threads; idempotent. Arrays already obtained (graph, labels) stay valid."""
@@ -461,6 +482,8 @@ class Dataset:
         if self._graphs is not None:
             self._graphs.close()
         self._place.close()
+        if self._mirror is not None:
+            self._mirror.close()
 
     def __reduce__(self) -> Any:
         """A pickled data set is opened again where it is unpickled, with the same settings (`torch.multiprocessing.spawn`)."""

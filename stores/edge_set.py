@@ -31,7 +31,7 @@ class EdgeSet:
     def __init__(
         self, place: Place, edge_type: EdgeType, graph: Graph, engine: str, verify_reads: bool, in_memory: bool = False
     ) -> None:
-        self.path = place.path
+        self.path = place.address
         self.key: EdgeKey = edge_type.key
         """(source type, name, target type)"""
         self.graph = graph

@@ -15,8 +15,9 @@ from ooc.stores.arrays.whole import loaded, whole
 from ooc.stores.arrays.zarr_rows import open_zarr_rows
 from ooc.stores.bounds import ascending, within
 from ooc.stores.errors import InputError, StoreError
-from ooc.stores.ids import IdMap, identity, rows_by_identity, whole_number
-from ooc.stores.manifest import Graphs, Task
+from ooc.stores.ids import AnyIds, FetchedIds, IdMap, identity, rows_by_identity, whole_number
+from ooc.stores.io.remote.group import RemoteGroup
+from ooc.stores.manifest import Graphs, IdKind, Task
 
 
 class GraphSet:
@@ -43,7 +44,7 @@ class GraphSet:
         self._opened: dict[str, Rows] = {}
         self._encodings: dict[str, Encoding] = {}
         self._members: dict[str, Members] = {}
-        self._ids = None if manifest.id_kind is None else IdMap(path / names.GRAPH_IDS, manifest.id_kind, what="graph")
+        self._ids = None if manifest.id_kind is None else _open_ids(path, manifest.id_kind)
         try:
             self.ptr, self.edge_ptr = self._bounds(names.GRAPH_PTR, shape[0]), self._bounds(names.GRAPH_EDGE_PTR, shape[1])
             """int64[G + 1] each"""
@@ -177,3 +178,10 @@ class GraphSet:
 
     def __repr__(self) -> str:
         return f"GraphSet({len(self):,} graphs, {', '.join(self.names) or 'no arrays'})"
+
+
+def _open_ids(path: Path, kind: IdKind) -> AnyIds:
+    remote = RemoteGroup.at(path)
+    if remote is not None:
+        return FetchedIds(remote, names.GRAPH_IDS, kind, what="graph")
+    return IdMap(path / names.GRAPH_IDS, kind, what="graph")

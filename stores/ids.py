@@ -6,7 +6,9 @@ kind "str" are UTF-8. Both are filled in key order (LMDB's append: 3.4 M puts pe
 """
 
 import heapq
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain, islice, pairwise
 from operator import index
 from pathlib import Path
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from ooc.stores.arrays.lmdb_rows import Environment, environment
 from ooc.stores.errors import InputError, StoreError
 from ooc.stores.io.atomic import database_error, disk_errors
+from ooc.stores.io.remote.group import RemoteGroup
 from ooc.stores.manifest import NODE, IdKind
 
 MAX_ID_BYTES = 511
@@ -226,6 +229,54 @@ class GrownIds:
         """Close both; idempotent."""
         self.old.close()
         self.new.close()
+
+
+class FetchedIds:
+    """The ids of a store far away, whose file is fetched when they are first used; interface of `IdMap`; thread-safe."""
+
+    def __init__(
+        self,
+        group: RemoteGroup,
+        name: str,
+        kind: IdKind,
+        node_type: str = NODE,
+        crc32c: str | None = None,
+        what: str = "node",
+    ) -> None:
+        """`name` is the environment in the group, `crc32c` the checksum of its file; others as for `IdMap`."""
+        self.kind: IdKind = kind
+        self._group, self._name, self._crc32c = group, name, crc32c
+        self._open = partial(IdMap, group.folder / name, kind, node_type, what)
+        self._lock = threading.Lock()
+        self._ids: IdMap | None = None
+
+    def _opened(self) -> IdMap:
+        with self._lock:
+            if self._ids is None:
+                self._group.file(f"{self._name}/data.mdb", self._crc32c)
+                self._ids = self._open()
+            return self._ids
+
+    def external(self, rows: Any) -> NDArray[np.int64] | list[str]:
+        """See `IdMap.external`. Raises StoreError if the ids cannot be fetched, as all methods do."""
+        return self._opened().external(rows)
+
+    def rows(self, external: Any) -> NDArray[np.int64]:
+        """See `IdMap.rows`."""
+        return self._opened().rows(external)
+
+    def row(self, external: Any) -> int:
+        """See `IdMap.row`."""
+        return self._opened().row(external)
+
+    def close(self) -> None:
+        """Release the environment; idempotent."""
+        with self._lock:
+            if self._ids is not None:
+                self._ids.close()
+
+
+AnyIds = IdMap | GrownIds | FetchedIds
 
 
 def whole_number(external: Any, where: Path, of: str = "node") -> int:

@@ -9,18 +9,26 @@ from ooc.stores.arrays.encoding import encoding_of
 from ooc.stores.arrays.zarr_rows import open_zarr_rows
 from ooc.stores.fingerprints import array_names, fingerprint
 from ooc.stores.growth.delta import Appended, reading
+from ooc.stores.io.remote.group import RemoteGroup
+from ooc.stores.io.remote.url import store_path
 from ooc.stores.manifest import Manifest, arrays_of, read_manifest, version_of
+from ooc.stores.remote.mirror import opened
 
 
-def describe(path: Path | str) -> dict[str, Any]:
+def describe(path: Path | str, cache_dir: Path | str | None = None, cache: int | str | None = None) -> dict[str, Any]:
     """Return the store at `path` as JSON-compatible data: counts, types, arrays, splits, fingerprints. Reads no rows.
 
-    Appended data is listed separately under "appends" and "appended". Raises StoreError if there is no store, or an array is
-    truncated.
+    Appended data is listed separately under "appends" and "appended". `path` may be a URL; `cache_dir` and `cache` are as of
+    `ooc.open`. Raises StoreError if there is no store, it cannot be reached, or an array is truncated.
 
     >>> describe("papers.ooc")["num_nodes"]
     """
-    store, path = Path(path), arrays_of(path)
+    with opened(path, cache_dir, cache) as store:
+        return {**_describe(store), "path": str(store_path(path))}
+
+
+def _describe(store: Path) -> dict[str, Any]:
+    path = arrays_of(store)
     manifest = read_manifest(path)
     with reading(store, version_of(store)) as delta:
         appends = [] if delta is None else delta.appends
@@ -56,5 +64,8 @@ def _array(path: Path, name: str) -> dict[str, Any]:
 
 
 def _ids_bytes(path: Path) -> int:
+    remote = RemoteGroup.at(path)
+    if remote is not None:
+        return sum(remote.client.size(f"{name}/data.mdb") or 0 for name in (names.IDS, names.GRAPH_IDS))
     files = (path / name / "data.mdb" for name in (names.IDS, names.GRAPH_IDS))
     return sum(file.stat().st_size for file in files if file.exists())

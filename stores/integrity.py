@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import zarr
@@ -15,8 +16,11 @@ from ooc.stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
 from ooc.stores.errors import StoreError
 from ooc.stores.fingerprints import array_names, file_crc32c
 from ooc.stores.growth.delta import reading
+from ooc.stores.io.remote.array import RemoteArray
+from ooc.stores.io.remote.group import RemoteGroup
 from ooc.stores.io.working import tidy
 from ooc.stores.manifest import DELTA, EdgeType, Manifest, arrays_of, damaged_metadata, read_manifest, version_of
+from ooc.stores.remote.mirror import opened
 
 Progress = Callable[[int, int], None]
 """called with (bytes done, total bytes)"""
@@ -43,40 +47,51 @@ class Damage:
         return f"{self.array}{where}: {self.message}"
 
 
-def verify(path: str | PathLike[str], progress: Progress | None = None) -> list[Damage]:
+def verify(
+    path: str | PathLike[str],
+    progress: Progress | None = None,
+    cache_dir: Path | str | None = None,
+    cache: int | str | None = None,
+) -> list[Damage]:
     """Check every chunk of a store against its checksum.
 
-    Contiguous arrays are compared with `checksums/`; arrays written by others are decoded. Needs memory for one chunk.
+    Contiguous arrays are compared with `checksums/`; arrays written by others are decoded. Needs memory for one chunk, of a
+    store at a URL for 64 MiB. There the objects are read, not what the cache holds of them.
 
     Args:
-        path: The store.
+        path: The store, a directory or a URL.
         progress: Called with (bytes done, total bytes).
+        cache_dir, cache: Of a store at a URL, as of `ooc.open`.
 
     Returns:
         The damage found, one `Damage` per chunk (`str` of it is a line); [] for a sound store.
 
     Raises:
-        StoreError: If there is no store or its manifest cannot be read.
+        StoreError: If there is no store, it cannot be reached, or its manifest cannot be read.
 
     >>> for damage in verify("papers.ooc"):
     ...     print(damage)
     """
-    tidy(Path(path))
-    store = Path(path)
+    with opened(path, cache_dir, cache) as store:
+        tidy(store)
+        return _verify(store, progress)
+
+
+def _verify(store: Path, progress: Progress | None) -> list[Damage]:
     path = arrays_of(store)
     manifest = read_manifest(path)
     expected = expected_rows(manifest) | _edge_splits(path, manifest)
     changed = damaged_metadata(path)
     damages: list[Damage] = []
-    opened: dict[str, ShardedRows | ForeignRows] = {}
+    arrays: dict[str, ShardedRows | ForeignRows] = {}
     for name in sorted({*expected, *array_names(path)}):
         try:
-            opened[name] = open_zarr_rows(path, name, engine="mmap")
+            arrays[name] = open_zarr_rows(path, name, engine="mmap")
         except StoreError as error:
             damages.append(Damage(name, str(error)))
-    total = sum(rows.shape[0] * rows.row_bytes for rows in opened.values())
+    total = sum(rows.shape[0] * rows.row_bytes for rows in arrays.values())
     done = 0
-    for name, rows in opened.items():
+    for name, rows in arrays.items():
         count = expected.get(name)
         try:
             encoding_of(rows, (path / name).parent)
@@ -176,17 +191,23 @@ def _check_checksums(path: Path, name: str, rows: ShardedRows) -> Step:
     if len(known) != chunks:
         yield 0, Damage(name, f"{names.CHECKSUMS} has {len(known)} entries, but the array has {chunks} chunks")
         return
-    number = 0
-    for file, payload in zip(rows.segments.paths, rows.segments.payload.tolist(), strict=True):
+    for number, (where, data) in enumerate(_chunks(rows, nbytes)):
+        span = number * chunk_rows, min((number + 1) * chunk_rows, rows.shape[0])
+        good = google_crc32c.value(data) == int(known[number])
+        yield nbytes, None if good else Damage(name, f"the checksum of its bytes in {where} does not match", number, span)
+
+
+def _chunks(rows: ShardedRows, nbytes: int) -> Iterator[tuple[str, Any]]:
+    """Yield where each chunk is and its bytes, in order."""
+    segments = rows.segments
+    if isinstance(segments.far, RemoteArray):
+        for number, data in segments.far.objects():
+            yield segments.far.object_of(number), data
+        return
+    for file, payload in zip(segments.paths, segments.payload.tolist(), strict=True):
         with file.open("rb") as shard:
             for _ in range(payload // nbytes):
-                span = number * chunk_rows, min((number + 1) * chunk_rows, rows.shape[0])
-                good = google_crc32c.value(shard.read(nbytes)) == int(known[number])
-                yield (
-                    nbytes,
-                    None if good else Damage(name, f"the checksum of its bytes in {file} does not match", number, span),
-                )
-                number += 1
+                yield str(file), shard.read(nbytes)
 
 
 def _check_decoding(path: Path, name: str, rows: ShardedRows | ForeignRows) -> Step:
@@ -207,7 +228,14 @@ def _check_ids(path: Path, manifest: Manifest) -> list[Damage]:
     of_nodes = any(node_type.id_kind for node_type in manifest.node_types)
     of_graphs = manifest.graphs is not None and manifest.graphs.id_kind is not None
     damages = []
+    remote = RemoteGroup.at(path)
     for name, has_ids in ((names.IDS, of_nodes), (names.GRAPH_IDS, of_graphs)):
+        if remote is not None and (has_ids or name in manifest.fingerprints):
+            try:
+                remote.file(f"{name}/data.mdb", manifest.fingerprints.get(name), again=True)
+            except StoreError as error:
+                damages.append(Damage(name, str(error)))
+            continue
         expected, file = manifest.fingerprints.get(name), path / name / "data.mdb"
         if (expected is not None or has_ids) and not file.exists():
             damages.append(Damage(name, f"{file} is missing"))

@@ -530,6 +530,19 @@ def read_manifest(path: Path | str) -> Manifest:
         raise StoreError(message) from None
 
 
+def arrays_listed(path: Path | str) -> list[str]:
+    """Return the arrays of the store at `path` by its attributes alone, sorted: those that were written with checksums.
+
+    Raises StoreError as `read_manifest` does, and for a store of an earlier ooc, which lists none.
+    """
+    manifest = read_manifest(path)
+    known = {name for name in _known_sums(_attributes(Path(path))) if name}
+    if not known:
+        raise StoreError(f"{path} was built by an earlier ooc, which did not list its arrays: ingest it again, or compact it")
+    own = {node_array(name, each.name) for each in manifest.node_types for name in each.arrays}
+    return sorted(known | own)
+
+
 def damaged_metadata(path: Path | str) -> list[str]:
     """Return the arrays of the store at `path` whose metadata differ from those written with it, sorted.
 

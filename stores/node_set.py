@@ -20,8 +20,9 @@ from ooc.stores.bounds import ascending, within
 from ooc.stores.errors import InputError, StoreError
 from ooc.stores.growth.place import Place
 from ooc.stores.growth.rows import DELTA_ROWS, DELTA_VALUES, DeltaRows, delta_array
-from ooc.stores.ids import GrownIds, IdMap, identity, rows_by_identity, whole_number
+from ooc.stores.ids import AnyIds, FetchedIds, GrownIds, IdMap, identity, rows_by_identity, whole_number
 from ooc.stores.io.engines import describe
+from ooc.stores.io.remote.group import RemoteGroup
 from ooc.stores.manifest import NODE, NodeType, Task
 
 
@@ -38,10 +39,10 @@ class NodeSet:
         node_type: NodeType,
         rows: dict[str, Rows],
         encodings: dict[str, Encoding],
-        ids: IdMap | GrownIds | None,
+        ids: AnyIds | None,
         replaced: Mapping[str, Path | str],
     ) -> None:
-        self.path = place.path
+        self.path = place.address
         self.name = node_type.name
         """the node type"""
         self.splits: list[str] = list(node_type.splits)
@@ -315,10 +316,13 @@ def _like(path: Path, array: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
         rows.close()
 
 
-def _open_ids(place: Place, node_type: NodeType) -> IdMap | GrownIds | None:
+def _open_ids(place: Place, node_type: NodeType) -> AnyIds | None:
     kind = node_type.id_kind
     if kind is None:
         return None
+    remote = RemoteGroup.at(place.root)
+    if remote is not None:
+        return FetchedIds(remote, names.IDS, kind, node_type.name, place.base.fingerprints.get(names.IDS))
     ids = IdMap(place.root / names.IDS, kind, node_type.name)
     if place.view is None or not (place.view / names.IDS).exists():
         return ids

@@ -33,6 +33,7 @@ FLOORS = (
 STORE_FLOORS = (
     ("dataset", "info", "integrity"),
     ("edge_set", "node_set"),
+    ("remote",),
     ("growth",),
     ("ingest",),
     ("build",),

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ooc.cli.help import Verbs
+from ooc.stores.io.remote.url import StoreUrl, store_path
 
 app = typer.Typer(
     name="ooc",
@@ -38,12 +39,23 @@ def _options(
     pass
 
 
-StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A store built by `ooc ingest`.")]
+StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A store built by `ooc ingest`.", parser=store_path)]
+CacheDirOption = Annotated[
+    Path | None, typer.Option("--cache-dir", metavar="PATH", help="Directory that keeps what was read of a store at a URL.")
+]
+CacheOption = Annotated[str | None, typer.Option("--cache", metavar="SIZE", help="Size of that cache, such as 200GB.")]
 
 
-def merge_appended(store: Path, memory: str | None) -> None:
-    """Merge appended data with progress bars on a terminal; elsewhere the next reader merges it silently."""
+def merge_appended(store: Path, memory: str | None, cache_dir: Path | str | None = None, cache: str | None = None) -> None:
+    """Merge appended data, or fetch the topology from a URL, with progress bars on a terminal; elsewhere that is silent."""
     if not sys.stderr.isatty():
+        return
+    if isinstance(store, StoreUrl):
+        from ooc.stores.dataset import Dataset
+        from ooc.training.watchers import StepBars
+
+        with StepBars() as bars:
+            Dataset.open(store, memory, progress=bars, cache_dir=cache_dir, cache=cache).close()
         return
     from ooc.stores.growth.place import open_place
     from ooc.stores.sizes import parse_bytes

@@ -9,13 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from ooc.cli.app import STORES, StoreArgument, app, merge_appended
+from ooc.cli.app import STORES, CacheDirOption, CacheOption, StoreArgument, app, merge_appended
 from ooc.cli.flags import APPEND, INGEST, with_flags
 from ooc.cli.help import Verb, verb
 from ooc.cli.interrupted import RUN_AGAIN, WHOLE_OR_NOT, after_ctrl_c
 from ooc.cli.messages import name_flags
 from ooc.config import topics
 from ooc.stores.errors import ConfigError
+from ooc.stores.io.remote.url import store_path
 
 
 @app.command(
@@ -34,13 +35,19 @@ from ooc.stores.errors import ConfigError
     """,
 )
 @with_flags(INGEST, topics.INGEST)
-def ingest(out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to write.")], **flags: Any) -> None:
+def ingest(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to write: a directory, or a URL.", parser=store_path)],
+    cache_dir: Annotated[
+        Path | None, typer.Option("--cache-dir", metavar="PATH", help="Where a store for a URL is built before its upload.")
+    ] = None,
+    **flags: Any,
+) -> None:
     """Build a store from edges, features, labels and splits, in bounded memory."""
     from ooc.pyg.build_store import ingest as build
     from ooc.training.watchers import StepBars
 
     with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
-        result = build(out, **_given(flags), progress=bars)
+        result = build(out, **_given(flags), cache_dir=cache_dir, progress=bars)
     left_out = "".join(f"; {_left_out(reason, count)} dropped" for reason, count in result.dropped.items() if count)
     odd = f"; {result.non_finite:,} NaN or infinite values kept" if result.non_finite else ""
     resumed = f"; resumed after: {', '.join(result.resumed)}" if result.resumed else ""
@@ -181,13 +188,15 @@ def info(
     store: StoreArgument,
     id: Annotated[str | None, typer.Option("--id", help="Look up the row of an external id; of several types TYPE:ID.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    cache_dir: CacheDirOption = None,
+    cache: CacheOption = None,
 ) -> None:
     """Describe a store, or print the row of an external id."""
     if id is not None:
         from ooc.stores.dataset import Dataset
 
-        merge_appended(store, None)
-        with Dataset.open(store) as dataset:
+        merge_appended(store, None, cache_dir, cache)
+        with Dataset.open(store, cache_dir=cache_dir, cache=cache) as dataset:
             print(_row(dataset, id))
         return
     from ooc.config.base import CONFIG
@@ -195,7 +204,7 @@ def info(
 
     if (store / CONFIG).is_file():
         raise ConfigError(f"{store} is a run of `ooc train`, and no store: `ooc report {store}` describes it")
-    fields = describe(store)
+    fields = describe(store, cache_dir, cache)
     print(json.dumps(fields, indent=2, default=str) if as_json else "\n".join(_info_lines(fields)))
 
 
@@ -310,7 +319,7 @@ def _time(time: dict[str, Any]) -> str:
 
 
 @app.command(cls=Verb, rich_help_panel=STORES, epilog="ooc verify papers.ooc")
-def verify(store: StoreArgument) -> None:
+def verify(store: StoreArgument, cache_dir: CacheDirOption = None, cache: CacheOption = None) -> None:
     """Check every chunk of a store against its checksum.
 
     The exit code is 2 if one is damaged.
@@ -319,7 +328,7 @@ def verify(store: StoreArgument) -> None:
     from ooc.training.watchers import StepBars
 
     with StepBars() as bars:
-        damages = check(store, lambda done, total: bars("verify", done, total, "bytes"))
+        damages = check(store, lambda done, total: bars("verify", done, total, "bytes"), cache_dir, cache)
     for damage in damages:
         print(f"ooc: error: {damage}", file=sys.stderr)
     if damages:

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from ooc.cli.app import RUNS, StoreArgument, app, merge_appended
+from ooc.cli.app import RUNS, CacheDirOption, CacheOption, StoreArgument, app, merge_appended
 from ooc.cli.flags import flags_of_modes, with_flags
 from ooc.cli.help import Verb, verb
 from ooc.cli.interrupted import RUN_AGAIN, after_ctrl_c, writes_here
 from ooc.cli.messages import name_flags
 from ooc.config import topics
 from ooc.config.modes import applies, choice_of, classes, name_of, settings_of, suggested
+from ooc.stores.io.remote.url import store_path
 
 if TYPE_CHECKING:
     from ooc.stores.manifest import Manifest
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 TRAIN = flags_of_modes(classes(), without=("store", "out"), repeatable=("features", "fanout", "eval_fanout"))
 PLAN = [flag for flag in TRAIN if flag.name != "plan"]
-TrainedStore = Annotated[Path | None, typer.Argument(metavar="STORE", help="The store to train on.", show_default=False)]
+TrainedStore = Annotated[
+    Path | None, typer.Argument(metavar="STORE", help="The store to train on.", show_default=False, parser=store_path)
+]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Import the model class that the run names: it runs code, so trust the run.")
 ]
@@ -55,7 +58,7 @@ def train(
 
     from ooc.training.watchers import terminal_watcher
 
-    merge_appended(settings.store, settings.memory)
+    merge_appended(settings.store, settings.memory, settings.cache_dir, settings.cache)
     from ooc.training.loop import train as run
     from ooc.training.summary import score_lines
 
@@ -90,12 +93,16 @@ def init(
     task: Annotated[
         str | None, typer.Option("--task", metavar="TASK", help="What is predicted: node, edge, graph or link.")
     ] = None,
+    cache_dir: CacheDirOption = None,
+    cache: CacheOption = None,
 ) -> None:
     """Print a configuration with comments, for `ooc train --config`."""
     from ooc.cli.template import template
     from ooc.stores.manifest import arrays_of, read_manifest
+    from ooc.stores.remote.mirror import opened
 
-    manifest = read_manifest(arrays_of(store))
+    with opened(store, cache_dir, cache) as path:
+        manifest = read_manifest(arrays_of(path))
     typed, labelled = manifest.is_hetero, _labelled(manifest)
     given_none = task is None and mode is None
     chosen = suggested(labelled, manifest.time is not None) if given_none else choice_of({"mode": mode, "task": task})
@@ -148,7 +155,7 @@ def plan(
 
     settings = settings_of(config, {"store": store, **flags})
     mode_of(settings).planned(settings)  # a mode without a plan is refused before the store is merged
-    merge_appended(settings.store, settings.memory)
+    merge_appended(settings.store, settings.memory, settings.cache_dir, settings.cache)
     from ooc.training.verbs import plan_of
 
     result = plan_of(settings)
@@ -214,6 +221,8 @@ def infer(
     model: ModelOption = None,
     allow_code: AllowCode = False,
     verify_reads: VerifyReadsOption = False,
+    cache_dir: CacheDirOption = None,
+    cache: CacheOption = None,
 ) -> None:
     """Predict the class, or the number, of every node, exactly, in bounded memory.
 
@@ -222,7 +231,7 @@ def infer(
     these begin again after a crash.
     """
     options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads, "device": device}
-    options["node_type"] = node_type
+    options |= {"node_type": node_type, "cache_dir": cache_dir, "cache": cache}
     result = _layer_by_layer("infer", checkpoint, store, out, memory=memory, engine=engine, **options)
     outputs = f"{result.columns} model output{'s' * (result.columns != 1)}"
     print(f"{result.path}: {result.rows:,} {result.of}, {outputs}; {result.moved}")
@@ -245,13 +254,15 @@ def embed(
     model: ModelOption = None,
     allow_code: AllowCode = False,
     verify_reads: VerifyReadsOption = False,
+    cache_dir: CacheDirOption = None,
+    cache: CacheOption = None,
 ) -> None:
     """Write a layer's output for every node as a Zarr array.
 
     The model is computed layer by layer, in bounded memory. After a crash, run the command again to continue.
     """
     options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads, "device": device}
-    options |= {"layer": layer, "node_type": node_type}
+    options |= {"layer": layer, "node_type": node_type, "cache_dir": cache_dir, "cache": cache}
     result = _layer_by_layer("embed", checkpoint, store, out, memory=memory, engine=engine, **options)
     print(f"{result.path}/x: {result.rows:,} nodes x {result.columns}; {result.moved}")
 
@@ -276,6 +287,8 @@ def rank(
     model: ModelOption = None,
     allow_code: AllowCode = False,
     verify_reads: VerifyReadsOption = False,
+    cache_dir: CacheDirOption = None,
+    cache: CacheOption = None,
 ) -> None:
     """Rank all destinations for every source, by a run of links (--task link).
 
@@ -283,8 +296,7 @@ def rank(
     memory. After a crash, run the command again to continue.
     """
     options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads}
-    options |= {"device": device, "k": k}
-    options["sources"] = sources
+    options |= {"device": device, "k": k, "sources": sources, "cache_dir": cache_dir, "cache": cache}
     result = _layer_by_layer("rank", checkpoint, store, out, memory=memory, engine=engine, **options)
     print(f"{result.path}: the best {result.columns} of {result.rows:,} sources; {result.moved}")
 
@@ -294,7 +306,7 @@ def _layer_by_layer(verb: str, run: Path, store: Path, out: Path, **settings: An
     import ooc
     from ooc.training.watchers import StepBars
 
-    merge_appended(store, settings["memory"])
+    merge_appended(store, settings["memory"], settings["cache_dir"], settings["cache"])
     with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
         units = {"graphs": "graphs", "edges": "edges", "ranking": "sources"}
         settings["progress"] = lambda what, done, total: bars(what, done, total, units.get(what, "nodes"))

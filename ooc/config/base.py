@@ -7,16 +7,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from ooc.stores.errors import ConfigError
+from ooc.stores.io.remote.url import store_path
 from ooc.stores.sizes import parse_bytes
 
 CONFIG = "config.json"
 """file in a run's directory with its resolved settings"""
 FREE_TO_CHANGE = frozenset(
     {"store", "out", "memory", "engine", "in_memory", "checkpoint_every", "epochs", "max_steps", "eval_splits", "plan"}
-    | {"tensorboard", "log", "patience", "placement", "disk", "pack", "verify_reads"}
+    | {"tensorboard", "log", "patience", "placement", "disk", "pack", "verify_reads", "cache_dir", "cache"}
     | {"sample_device", "sample_threads", "read_threads", "gpu_memory"}
 )
 """keys a resumed run may change: they affect where bytes come from or when the run ends, never a step's loss"""
@@ -136,7 +146,7 @@ class RunConfig(BaseModel):
     refused: ClassVar[tuple[str, ...]] = ()
     """settings of the class it extends that its own runs refuse"""
 
-    store: Path = Field(description="The store to train on.")
+    store: Annotated[Path, AfterValidator(store_path)] = Field(description="The store to train on: a directory, or a URL.")
     out: Path = Field(description="Directory of the run; it must not exist.")
     mode: str
     task: str
@@ -169,6 +179,12 @@ class RunConfig(BaseModel):
     verify_reads: bool = Field(
         default=False,
         description="Compare every chunk with its checksum before rows are read from it; by default those read whole.",
+    )
+    cache_dir: Path | None = Field(
+        default=None, description="Directory that keeps what was read of a store at a URL; by default ~/.cache/ooc/stores."
+    )
+    cache: Size | None = Field(
+        default=None, description="Size of that cache, such as 200GB; by default half of what is free on its disk."
     )
     features: Annotated[dict[str, str], BeforeValidator(_pairs)] = Field(
         default_factory=dict, description="Read a node array from elsewhere (Zarr or LMDB): name=path; repeatable."

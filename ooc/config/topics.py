@@ -33,7 +33,7 @@ TRAIN: Topics = {
     ),
     "Machine": (
         "memory gpu_memory device threads",
-        "sample_device sample_threads read_threads in_memory engine verify_reads features placement disk pack "
+        "sample_device sample_threads read_threads in_memory engine verify_reads cache_dir cache features placement disk pack "
         "activation_checkpointing compile",
     ),
 }

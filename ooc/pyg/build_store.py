@@ -1,6 +1,7 @@
 """Building stores from Python: `ooc.ingest` and `ooc.from_data`."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,6 +10,8 @@ from ooc.pyg.staging import FileOrArray, joined, staged
 from ooc.stores.dataset import Dataset
 from ooc.stores.ingest import HeteroSpec, IngestResult, IngestSpec, spec_of
 from ooc.stores.ingest.duck import Progress
+from ooc.stores.io.remote.url import store_path
+from ooc.stores.remote.upload import built_for
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData, TemporalData
@@ -77,6 +80,7 @@ def ingest(
     graphbolt: Path | str | None = None,
     shard: str | None = None,
     memory: str | int = "2GB",
+    cache_dir: Path | str | None = None,
     progress: Progress | None = None,
 ) -> IngestResult:
     """Build the store `out` in bounded memory, as `ooc ingest` does with the options of the same names.
@@ -89,7 +93,7 @@ def ingest(
     `time` may also be for all types. Node types without a table (None in `nodes`) have the ids of their edges.
 
     Args:
-        out: Directory of the store to write.
+        out: Directory of the store to write, or its URL (s3://, gs://): it is then built in `cache_dir` and uploaded.
         edges: Path or glob of Parquet, CSV/TSV, npy or npz files; an integer array [2, E] or [E, 2]; or a data frame (pandas,
             Polars, PyArrow).
         src: Column of the sources.
@@ -151,6 +155,7 @@ def ingest(
         shard: "i/n": build the i-th of n ranges of nodes and edges, which `ooc.join` puts together. Each of n processes or
             machines builds one, with the same other arguments; all read the input.
         memory: Limit for the process, in bytes or such as "2GB".
+        cache_dir: Where a store for a URL is built before it is uploaded; by default `~/.cache/ooc/stores`.
         progress: Called with the step, the units done, and in total.
 
     Returns:
@@ -167,16 +172,18 @@ def ingest(
     >>> ooc.ingest("mag.ooc", nodes={"paper": "papers.csv", "author": None}, edges={writes: "writes/*.parquet"}, reverse=True)
     >>> ooc.ingest("tiny.ooc", edges=edge_index, features={"x": x}, labels=y, random_split=(0.6, 0.2, 0.2))
     """
-    given = {name: value for name, value in locals().items() if name not in ("out", "progress")}
-    with staged(given) as settings:
-        spec = spec_of({"out": Path(out), **settings}, parse)
+    given = {name: value for name, value in locals().items() if name not in ("out", "cache_dir", "progress")}
+    with staged(given) as settings, built_for(out, cache_dir, progress) as path:
+        spec = spec_of({"out": path, **settings}, parse)
         if isinstance(spec, HeteroSpec) or spec.pyg is None:
             from ooc.stores.ingest import ingest as build
 
-            return build(spec, progress)
-        from ooc.pyg.dataset_source import ingest as from_pyg
+            result = build(spec, progress)
+        else:
+            from ooc.pyg.dataset_source import ingest as from_pyg
 
-        return from_pyg(spec, progress)
+            result = from_pyg(spec, progress)
+    return replace(result, path=store_path(out))
 
 
 def from_data(
@@ -196,6 +203,7 @@ def from_data(
     order: Literal["input", "degree"] = "input",
     allow_nan: bool = False,
     memory: str | int = "2GB",
+    cache_dir: Path | str | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
     """Write a PyG `Data`, `HeteroData`, `TemporalData` or data set of graphs to a new store, and open it.
@@ -220,7 +228,7 @@ def from_data(
             arrays and memory maps are taken. x, edge_index and other attributes of a `Data` may also be objects with `shape`,
             `dtype` and slices, such as arrays of Zarr, h5py or Dask, or your own that make their rows: these are read a slice
             at a time (`x[a:b]`, `edge_index[:, a:b]`), some of them twice, and never copied to disk.
-        path: Directory of the store; it must not exist.
+        path: Directory or URL of the store, as `out` of `ingest`; it must not exist.
         edge_ids: Store each edge's position in `data`, by which edges have features, labels and times, and a store is appended
             to (8 bytes an edge).
         undirected: Add the reverse of every edge. PyG's undirected graphs have both directions already. Models of events need
@@ -239,6 +247,7 @@ def from_data(
         order: Order of the nodes: as in `data`, or by degree.
         allow_nan: Keep NaN and infinite values in x.
         memory: Limit for the process while writing, in bytes or such as "2GB"; the open data set has none.
+        cache_dir: Of a URL, as of `ingest` and `ooc.open`.
         progress: Called with the step, the units done, and in total.
 
     Returns:
@@ -269,7 +278,8 @@ def from_data(
     }
     settings |= {"parts": parts, "order": order, "allow_nan": allow_nan, "memory": memory, "time_unit": time_unit}
     settings["random_split"] = None if random_split is None else joined(random_split)
-    spec = parse(IngestSpec, {"out": Path(path), "pyg": "data", **settings})
-    for note in ingest_data(data, "data", spec, progress).notes:
-        warn_user(note)
-    return Dataset.open(path)
+    with built_for(path, cache_dir, progress) as folder:
+        spec = parse(IngestSpec, {"out": folder, "pyg": "data", **settings})
+        for note in ingest_data(data, "data", spec, progress).notes:
+            warn_user(note)
+    return Dataset.open(path, cache_dir=cache_dir)

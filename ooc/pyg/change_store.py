@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 from ooc.config.base import parse
@@ -14,6 +13,7 @@ from ooc.stores.growth.resplit import SplitResult, resplit
 from ooc.stores.growth.spec import AppendSpec
 from ooc.stores.ingest.duck import Progress, silent
 from ooc.stores.ingest.spec import parse_shares
+from ooc.stores.io.remote.url import refuse_url
 
 
 def append(
@@ -71,7 +71,7 @@ def append(
     """
     given = {name: value for name, value in locals().items() if name not in ("store", "progress")}
     with staged(given) as settings:
-        return growth.append(parse(AppendSpec, {"out": Path(store), **settings}), progress or silent)
+        return growth.append(parse(AppendSpec, {"out": refuse_url(store, "appended to"), **settings}), progress or silent)
 
 
 def split(
@@ -116,4 +116,4 @@ def split(
         raise ConfigError("`seed` is that of a random split: give `random_split` too")
     shares = None if random_split is None else parse_shares(joined(random_split))
     with staged({"train": train, "val": val, "test": test}) as files:
-        return resplit(Path(store), shares, files, seed, replace, node_type)
+        return resplit(refuse_url(store, "split again"), shares, files, seed, replace, node_type)

@@ -194,7 +194,7 @@ def engine_into(device: torch.device, segments: Segments, engine: str = "auto") 
 
     >>> ring = DeviceRing(engine_into(device, segments), device)
     """
-    if engine != "auto" or device.type != "cuda" or gds.unavailable() is not None:
+    if engine != "auto" or device.type != "cuda" or segments.far is not None or gds.unavailable() is not None:
         return open_engine(engine, segments)
     rates = measure_device_reads(segments, device)
     chosen = open_engine("gds" if rates.faster == "gds" else "auto", segments)

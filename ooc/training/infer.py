@@ -39,8 +39,9 @@ from ooc.stores.arrays.rows import AnyArray, ArrayRows, Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, OocError
 from ooc.stores.io.atomic import check_absent, removed_path
-from ooc.stores.manifest import read_manifest
+from ooc.stores.io.remote.url import store_path
 from ooc.stores.node_set import NodeSet
+from ooc.stores.remote.mirror import manifest_at
 from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import checkpoint, infer_edges, infer_graphs
 from ooc.training.build import (
@@ -152,6 +153,8 @@ class PassOptions(TypedDict, total=False):
     verify_reads: bool
     node_type: str | None
     device: str
+    cache_dir: Path | str | None
+    cache: str | int | None
 
 
 @overload
@@ -173,6 +176,8 @@ def infer(
     verify_reads: bool = False,
     node_type: str | None = None,
     device: str = "auto",
+    cache_dir: Path | str | None = None,
+    cache: str | int | None = None,
 ) -> NodeRows | WrittenRows:
     """Compute a model's outputs for every node, exactly and in bounded memory; of a run of whole graphs, for every graph,
     and of labels of edges (`task="edge"`), for every edge of their type, by sampled neighborhoods.
@@ -189,7 +194,7 @@ def infer(
 
     Args:
         model: A module, or the directory of a run of `ooc.train`, finished or not (its best parameters are used).
-        store: A data set, or the path of a store.
+        store: A data set, or the path or URL of a store.
         out: A file to write, Parquet or CSV by its ending: `id` (the user's own); of a multiclass task `class` (int32, the
             likeliest) and `probabilities` (float32, one per class); binary: `class` (0 or 1), `probability` (of 1); multilabel:
             `classes` (of at least one half), `probabilities`; of a regression `prediction` (float32), or `predictions` (one per
@@ -210,6 +215,7 @@ def infer(
             module gets the nodes' numbers, int64[n]. Of a run of links between nodes of two types, those to embed.
         device: Where the model of a run computes: "cpu", "cuda", or "auto" for CUDA where there is one. A module computes
             where its parameters are.
+        cache_dir, cache: Of a store at a URL, as of `ooc.open`; with a data set, those of `ooc.open` apply.
 
     Returns:
         `NodeRows` float32 [N, C] (of graphs [G, C]) if `out` is None, else `WrittenRows` about the file.
@@ -226,6 +232,7 @@ def infer(
     """
     consent = partial(agreed, model_class=model_class, allow_code=allow_code)
     work = ModelOutputs(model, store, None, num_layers, engine, memory, consent, progress, verify_reads, node_type, device)
+    work = replace(work, cache_dir=cache_dir, cache=cache)
     if out is not None:
         check_table(Path(out))
     if (task := _task_of(model)) in ("graph", "edge"):
@@ -259,6 +266,8 @@ def embed(
     verify_reads: bool = False,
     node_type: str | None = None,
     device: str = "auto",
+    cache_dir: Path | str | None = None,
+    cache: str | int | None = None,
 ) -> NodeRows | WrittenRows:
     """Compute a layer's output for every node, exactly and in bounded memory.
 
@@ -267,8 +276,8 @@ def embed(
             one. A model with its own forward has only the forward's result, so `layer` must be None.
         node_type: Of a heterogeneous store, the type whose rows are computed; of a run by default the one that it learned.
         out: A Zarr group to write: array `x` float32 [N, columns], which `ooc.open(features={"x": "embeddings.zarr/x"})` takes.
-        model, store, memory, engine, num_layers, model_class, allow_code, folder, progress, verify_reads, device: As of
-            `infer`.
+        model, store, memory, engine, num_layers, model_class, allow_code, folder, progress, verify_reads, device,
+            cache_dir, cache: As of `infer`.
 
     Returns:
         `NodeRows` float32 [N, columns] if `out` is None, else `WrittenRows` about the group.
@@ -283,6 +292,7 @@ def embed(
     consent = partial(agreed, model_class=model_class, allow_code=allow_code)
     which: Any = "hidden" if layer is None else layer
     work = ModelOutputs(model, store, which, num_layers, engine, memory, consent, progress, verify_reads, node_type, device)
+    work = replace(work, cache_dir=cache_dir, cache=cache)
     if out is not None:
         check_group(Path(out))
     return _kept(work, folder) if out is None else _written(work, Path(out), embeds=True)
@@ -322,6 +332,8 @@ class ModelOutputs:
     verify_reads: bool = False
     node_type: str | None = None
     device: str = "auto"
+    cache_dir: Path | str | None = None
+    cache: str | int | None = None
 
     @contextmanager
     def opened(self) -> Iterator[_Subject]:
@@ -343,7 +355,7 @@ class ModelOutputs:
         if not isinstance(self.model, str | os.PathLike):
             raise ConfigError(f"model must be a module or the directory of a run, not a {type(self.model).__name__}")
         run = Path(self.model)
-        config = self.consent(run, self.store.path if isinstance(self.store, Dataset) else Path(self.store))
+        config = self.consent(run, self.store.path if isinstance(self.store, Dataset) else store_path(self.store))
         with self._dataset(takes_floats(config)) as dataset:
             if dataset.is_hetero:
                 with _of_types(dataset, config, run, self.num_layers) as found:
@@ -382,7 +394,7 @@ class ModelOutputs:
         if isinstance(self.model, nn.Module) or subject.node_type is not None:
             return subject.nodes.class_names
         try:
-            return read_manifest(_config(Path(self.model)).store).class_names
+            return manifest_at(_config(Path(self.model)).store).class_names
         except OocError:
             return subject.nodes.class_names
 
@@ -395,9 +407,12 @@ class ModelOutputs:
     def _dataset(self, float_features: bool) -> Any:
         if not isinstance(self.store, Dataset):
             given: dict[str, Any] = {"memory": self.memory, "engine": self.engine, "verify_reads": self.verify_reads}
+            given |= {"cache_dir": self.cache_dir, "cache": self.cache}
             return Dataset.open(self.store, **given, float_features=float_features)
         if self.verify_reads and not self.store.verify_reads:
             raise ConfigError("verify_reads is a property of an open data set: give it to `ooc.open`, and leave it out here")
+        if self.cache_dir is not None or self.cache is not None:
+            raise ConfigError("cache is a property of an open data set: give it to `ooc.open`, and leave it out here")
         if self.memory is not None:
             raise ConfigError("memory is a property of an open data set: give it to `ooc.open`, and leave it out here")
         return nullcontext(self.store)
@@ -607,7 +622,7 @@ def _task(dataset: Dataset, config: NodeConfig) -> LabelTask:
     if dataset.task is not None:
         return LabelTask.of(dataset)
     try:
-        trained_on = read_manifest(config.store)
+        trained_on = manifest_at(config.store)
     except OocError as error:
         raise ConfigError(f"{dataset.path} has no labels that give the task, nor is there {config.store}: {error}") from None
     if trained_on.task is None:

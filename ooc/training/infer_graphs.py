@@ -18,7 +18,8 @@ from ooc.runtime.transfer import HostCopy
 from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, OocError
-from ooc.stores.manifest import Graphs, read_manifest
+from ooc.stores.manifest import Graphs
+from ooc.stores.remote.mirror import manifest_at
 from ooc.training.graph_mode import unread
 from ooc.training.predictions import write_parts
 
@@ -33,7 +34,7 @@ def labelled_graphs(dataset: Dataset, config: GraphConfig) -> Graphs:
     if dataset.graphs.task is not None:
         return dataset.manifest.graphs
     try:
-        trained_on = read_manifest(config.store).graphs
+        trained_on = manifest_at(config.store).graphs
     except OocError as error:
         raise ConfigError(f"{dataset.path} has no labels that give the task, nor is there {config.store}: {error}") from None
     if trained_on is None or trained_on.task is None:
@@ -44,7 +45,7 @@ def labelled_graphs(dataset: Dataset, config: GraphConfig) -> Graphs:
 def class_names(dataset: Dataset, config: GraphConfig) -> list[str] | None:
     """Names of the model's classes: of the store it was trained on, where that is still there, else of this one."""
     try:
-        trained_on = read_manifest(config.store).graphs
+        trained_on = manifest_at(config.store).graphs
     except OocError:
         trained_on = None
     return dataset.graphs.class_names if trained_on is None else trained_on.class_names

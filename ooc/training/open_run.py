@@ -194,6 +194,8 @@ def open_dataset(config: RunConfig) -> Dataset:
         features=config.features,
         float_features=takes_floats(config),
         verify_reads=config.verify_reads,
+        cache_dir=config.cache_dir,
+        cache=config.cache,
     )
 
 

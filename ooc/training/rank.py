@@ -23,6 +23,7 @@ from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.io.atomic import check_absent, remove_tree
+from ooc.stores.io.remote.url import store_path
 from ooc.stores.node_set import NodeSet
 from ooc.training.build import takes_floats
 from ooc.training.infer import ModelOutputs, Store, WrittenRows, agreed
@@ -45,6 +46,8 @@ def rank(
     progress: Progress | None = None,
     verify_reads: bool = False,
     device: str = "auto",
+    cache_dir: Path | str | None = None,
+    cache: str | int | None = None,
 ) -> WrittenRows:
     """Rank all possible destinations for every source of a run of links, and write the best of each to a table.
 
@@ -61,7 +64,8 @@ def rank(
         k: Destinations to keep for each source, 1 or more.
         sources: Which to rank for, as `input_nodes` of `NeighborLoader`: a split's name, a mask, rows, or ids that are words;
             None: all.
-        memory, engine, model_class, allow_code, progress, verify_reads, device: As of `infer`; lists are made on the CPU.
+        memory, engine, model_class, allow_code, progress, verify_reads, device, cache_dir, cache: As of `infer`; lists are made
+            on the CPU.
 
     Returns:
         About the file; `rows` are sources, and `columns` is k.
@@ -77,7 +81,7 @@ def rank(
     out = Path(out)
     _check(out, k)
     consent = partial(agreed, model_class=model_class, allow_code=allow_code)
-    config: Any = consent(Path(run), store.path if isinstance(store, Dataset) else Path(store))
+    config: Any = consent(Path(run), store.path if isinstance(store, Dataset) else store_path(store))
     if config.link_decoder is None:
         raise ConfigError(f"{run} was trained with task = {config.task!r}: only runs of links (task = 'link') rank")
     given: dict[str, Any] = {"memory": memory, "verify_reads": verify_reads}
@@ -85,7 +89,8 @@ def rank(
         if isinstance(store, Dataset):
             ds = store
         else:
-            ds = opened.enter_context(Dataset.open(store, **given, engine=engine, float_features=takes_floats(config)))
+            own: dict[str, Any] = {"engine": engine, "cache_dir": cache_dir, "cache": cache}
+            ds = opened.enter_context(Dataset.open(store, **given, **own, float_features=takes_floats(config)))
             given = {}
         key = link_type(config.edge_type, ds)
         chosen = input_nodes_of(ds, (key[0], sources))

@@ -12,6 +12,7 @@ from ooc.stores.io.disk import profile_for
 from ooc.stores.io.engines import Engine, open_engine
 from ooc.stores.io.engines.checking import CheckingEngine
 from ooc.stores.io.engines.pread import PreadEngine
+from ooc.stores.io.engines.remote import RemoteEngine
 from ooc.stores.io.read_plan import MAX_EXTENT_BYTES, ReadCost, ReadPlan, plan_by_cost, plan_ranges
 from ooc.stores.io.segments import Segments, map_segments
 from ooc.stores.io.threads import Background
@@ -29,9 +30,9 @@ def fresh(nbytes: int) -> NDArray[np.uint8]:
 class SegmentRows(Background):
     """Rows [count, *row shape] over `segments`: row r begins at virtual byte r * row_bytes.
 
-    `engine.reason` says why a fallback is used; `cost` is the measured cost of reads on the files' device, which decides which
-    rows share a read. Chunks with checksums are compared as they are read, and with `verify` before anything of them is; see
-    `CheckingEngine`.
+    `engine.reason` says why a fallback is used; `cost` is the measured cost of reads on the files' device, or of requests for
+    what is far away, which decides which rows share a read. Chunks with checksums are compared as they are read, and with
+    `verify` before anything of them is; see `CheckingEngine`.
 
     >>> SegmentRows((1000, 64), np.dtype("float16"), segments).read(ids, out)
     """
@@ -43,14 +44,17 @@ class SegmentRows(Background):
         self.dtype: np.dtype[Any] = dtype
         self.segments = segments
         self.engine: Engine = open_engine(engine, segments)
+        local = self.engine.inner if isinstance(self.engine, RemoteEngine) else self.engine
         try:
-            profile = profile_for(segments.paths[0] if segments.paths else Path("/"), self.engine.name)
+            profile = profile_for(segments.paths[0] if segments.paths else Path("/"), local.name)
         except BaseException:
             self.engine.close()
             raise
         self.cost: ReadCost = profile.cost
-        if isinstance(self.engine, PreadEngine):
-            self.engine.depth = profile.depth
+        if isinstance(local, PreadEngine):
+            local.depth = profile.depth
+        if isinstance(self.engine, RemoteEngine):
+            self.cost = self.engine.cost_beside(profile.cost)
         if segments.sums is not None:
             self.engine = CheckingEngine(self.engine, segments, verify)
 
@@ -125,6 +129,7 @@ class SegmentRows(Background):
         It is read-only, or `private`: what is written to it stays in memory. It remains valid after `close`, until the last
         array over it is gone.
         """
+        self.segments.fill()
         nbytes = self.shape[0] * self.row_bytes
         return map_segments(self.segments, private=private)[:nbytes].view(self.dtype).reshape(self.shape)
 

@@ -50,6 +50,7 @@ def whole(rows: Rows, look: Look | None = None) -> AnyArray:
     if it cannot be read or is damaged.
     """
     if isinstance(rows, ShardedRows):
+        rows.segments.fill()
         step = max(1, _LOOK_BYTES // rows.row_bytes)
         scratch = np.empty((min(step, rows.shape[0]), *rows.shape[1:]), rows.dtype)
         for first in range(0, rows.shape[0], step):

@@ -3,8 +3,9 @@
 import os
 import threading
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -18,7 +19,8 @@ from ooc.stores.arrays.rows import AnyArray, Ids, check_request
 from ooc.stores.arrays.segment_rows import SegmentRows
 from ooc.stores.arrays.zarr_write import MISSING, PAGE_BYTES
 from ooc.stores.errors import StoreError
-from ooc.stores.io.chunk_sums import ChunkSums
+from ooc.stores.io.chunk_sums import ADVICE, ChunkSums
+from ooc.stores.io.remote.group import RemoteGroup
 from ooc.stores.io.segments import Segments, open_for_reading
 from ooc.stores.io.threads import Background
 
@@ -131,34 +133,67 @@ def _row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return int(dtype.itemsize * np.prod(shape[1:], dtype=np.int64))
 
 
+class Shards(NamedTuple):
+    """Where an array of plain shards has its bytes."""
+
+    keys: list[str]
+    """files of the shards, below the array"""
+    chunks: NDArray[np.int64]
+    """int64[k], chunks in use of each"""
+    entries: int
+    """of a shard's index"""
+    chunk_rows: int
+    chunk_bytes: int
+
+    @property
+    def index_bytes(self) -> int:
+        """Size of the index at the end of a shard."""
+        return self.entries * 16 + 4
+
+    @classmethod
+    def of(cls, array: "zarr.Array[Any]") -> "Shards | None":
+        """Return them by the array's metadata; None if its bytes are not simply the rows in order."""
+        if not _plain_shards(array):
+            return None
+        assert array.shards is not None
+        shard_rows, chunk_rows = array.shards[0], array.chunks[0]
+        row_bytes = _row_bytes(array.shape, np.dtype(array.dtype))
+        shards = -(-array.shape[0] // shard_rows)
+        chunks = np.full(shards, shard_rows // chunk_rows)
+        if shards:
+            chunks[-1] = -(-(array.shape[0] - (shards - 1) * shard_rows) // chunk_rows)
+        if shards > 1 and shard_rows * row_bytes % PAGE_BYTES:
+            return None  # the next shard would start within a page
+        return cls(chunk_keys(array), chunks, shard_rows // chunk_rows, chunk_rows, chunk_rows * row_bytes)
+
+
+def chunk_keys(array: "zarr.Array[Any]") -> list[str]:
+    """Files of an array's chunks or shards, below the array, in order."""
+    size = array.shards or array.chunks
+    grid = (range(-(-length // step)) for length, step in zip(array.shape, size, strict=True))
+    return [array.metadata.encode_chunk_key(place) for place in product(*grid)]
+
+
 def _segments(array: "zarr.Array[Any]", path: Path, group_path: Path) -> Segments | None:
     """Return the shards as segments, or None if their bytes are not simply the rows in order."""
-    own = has_checksums(group_path, path.relative_to(group_path).as_posix())
-    if not _plain_shards(array):
+    name = path.relative_to(group_path).as_posix()
+    own, shards = has_checksums(group_path, name), Shards.of(array)
+    if shards is None:
         return None
-    assert array.shards is not None
-    shard_rows, chunk_rows = array.shards[0], array.chunks[0]
-    row_bytes = _row_bytes(array.shape, np.dtype(array.dtype))
-    shards = -(-array.shape[0] // shard_rows)
-    chunks = np.full(shards, shard_rows // chunk_rows)
-    if shards:
-        chunks[-1] = -(-(array.shape[0] - (shards - 1) * shard_rows) // chunk_rows)
-    chunk_bytes = chunk_rows * row_bytes
-    if shards > 1 and shard_rows * row_bytes % PAGE_BYTES:
-        return None  # the next shard would start within a page
-    paths = []
-    for number, count in enumerate(chunks.tolist()):
-        file = path.joinpath(*array.metadata.encode_chunk_key((number,) + (0,) * (array.ndim - 1)).split("/"))
+    paths = tuple(path / key for key in shards.keys)
+    for file, count in zip(paths, shards.chunks.tolist(), strict=True):
         if not own and not file.exists():
             return None  # a shard of fill values only
-        if not _in_order(file, shard_rows // chunk_rows, count, chunk_bytes, own):
+        if not _in_order(file, shards.entries, count, shards.chunk_bytes, own):
             return None
-        paths.append(file)
+    remote, payload = RemoteGroup.at(group_path), shards.chunks * shards.chunk_bytes
     sums = None
     if own and array.shape[0]:
-        load = partial(checksums, group_path, path.relative_to(group_path).as_posix())
-        sums = ChunkSums(path, chunk_bytes, chunk_rows, array.shape[0], load)
-    return Segments(tuple(paths), chunks * chunk_bytes, sums)
+        shown, advice = (path, ADVICE) if remote is None else (remote.url / name, remote.advice)
+        load = partial(checksums, group_path, name)
+        sums = ChunkSums(shown, shards.chunk_bytes, shards.chunk_rows, array.shape[0], load, advice)
+    far = None if remote is None or not own else remote.array(name, paths, payload, shards.chunk_bytes, sums)
+    return Segments(paths, payload, sums, far)
 
 
 def _plain_shards(array: "zarr.Array[Any]") -> bool:

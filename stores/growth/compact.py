@@ -3,7 +3,6 @@
 import time
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 
 from ooc.stores.growth.delta import Appended, reading, remove
 from ooc.stores.growth.grow import Growing
@@ -12,6 +11,7 @@ from ooc.stores.growth.sorting import room_of
 from ooc.stores.growth.versions import alone, remove_unused, view_folder
 from ooc.stores.ingest.duck import Progress, silent
 from ooc.stores.io.atomic import partial_path
+from ooc.stores.io.remote.url import refuse_url
 from ooc.stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, set_version, version_of
 
 
@@ -45,7 +45,7 @@ def compact(path: str | PathLike[str], progress: Progress = silent) -> Compacted
     >>> compact("papers.ooc").appended.edges
     1000000
     """
-    begin, path = time.perf_counter(), Path(path)
+    begin, path = time.perf_counter(), refuse_url(path, "compacted")
     read_manifest(path)  # a folder that is no store gets no locks
     with alone(path, "growth", wait=False), alone(path, "view", wait=True):
         version = version_of(path)

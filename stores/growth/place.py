@@ -23,6 +23,9 @@ class Place:
     """A version of a store's arrays and the view of its appends; neither is removed before `close`."""
 
     path: Path
+    """directory of the store; of one far away, of its copy in the cache"""
+    address: Path
+    """where the user has the store, for messages: `path`, or a URL"""
     root: Path
     """the version"""
     view: Path | None
@@ -65,17 +68,18 @@ def with_appends(fingerprint: str, appends: list[Appended]) -> str:
     return f"{fingerprint}{_MARK}{sum(appends, Appended()).digest}"
 
 
-def open_place(path: Path, memory: int | None = None, progress: "Progress | None" = None) -> Place:
+def open_place(path: Path, memory: int | None = None, progress: "Progress | None" = None, address: Path | None = None) -> Place:
     """Find the current arrays of the store at `path`; the first reader after an append merges its changes.
 
-    `memory` is that of the process, an eighth of which is used for merging; `progress` is called with the progress. Raises
-    StoreError if there is no store, or changes must be merged and the store cannot be written.
+    `memory` is that of the process, an eighth of which is used for merging; `progress` is called with the progress; `address`
+    is the URL of a copy in the cache. Raises StoreError if there is no store, or changes must be merged and the store cannot be
+    written.
     """
     tidy(path)
     while True:
         version, hold = hold_current(path)
         try:
-            place = _place(path, version, hold, memory, progress)
+            place = _place(path, version, hold, memory, progress, address or path)
         except BaseException:
             hold.close()
             raise
@@ -84,7 +88,9 @@ def open_place(path: Path, memory: int | None = None, progress: "Progress | None
         hold.close()
 
 
-def _place(path: Path, version: str, hold: Hold, memory: int | None, progress: "Progress | None") -> Place | None:
+def _place(
+    path: Path, version: str, hold: Hold, memory: int | None, progress: "Progress | None", address: Path
+) -> Place | None:
     """None if another version was published, or the appends changed, meanwhile."""
     root = arrays_of(path, version)
     base = read_manifest(root)
@@ -94,7 +100,7 @@ def _place(path: Path, version: str, hold: Hold, memory: int | None, progress: "
     if version != version_of(path):  # its appends are gone as well
         return None
     if not appends:
-        return Place(path, root, None, Appended(), base, base, (hold,))
+        return Place(path, address, root, None, Appended(), base, base, (hold,))
     view = view_folder(path, version, len(appends))
     try:
         held = Hold(view)
@@ -107,7 +113,7 @@ def _place(path: Path, version: str, hold: Hold, memory: int | None, progress: "
     try:
         merged = read_manifest(view)
         check_metadata(view)
-        return Place(path, root, view, sum(appends, Appended()), base, merged, (hold, held))
+        return Place(path, address, root, view, sum(appends, Appended()), base, merged, (hold, held))
     except BaseException:
         held.close()
         raise

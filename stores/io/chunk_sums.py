@@ -13,6 +13,7 @@ from ooc.stores.errors import StoreError
 
 Bytes = NDArray[np.uint8]
 _ONES = 0xFFFFFFFF
+ADVICE = "run `ooc verify` on the store, then restore it or ingest it again"
 Fragment = tuple[int, int, int]
 """(first byte, end, crc32c) of a part of the array that was read"""
 
@@ -29,15 +30,22 @@ class ChunkSums:
         chunk_rows: Rows of a chunk, for messages.
         rows: Rows of the array.
         load: Returns the crc32c of every chunk, uint32[chunks]; called once, when the first chunk is compared.
+        advice: What to do about a damaged chunk.
 
     >>> sums = ChunkSums(path, 2**20, 2048, 10_000, lambda: checksums(group, name))
     >>> sums.see(0, data)  # raises StoreError if a chunk that is now complete does not match
     """
 
     def __init__(
-        self, array: Path, chunk_bytes: int, chunk_rows: int, rows: int, load: Callable[[], NDArray[np.uint32]]
+        self,
+        array: Path,
+        chunk_bytes: int,
+        chunk_rows: int,
+        rows: int,
+        load: Callable[[], NDArray[np.uint32]],
+        advice: str = ADVICE,
     ) -> None:
-        self.array, self.chunk_bytes = array, chunk_bytes
+        self.array, self.chunk_bytes, self._advice = array, chunk_bytes, advice
         self._chunk_rows, self._rows, self._load = chunk_rows, rows, load
         self._used = rows * (chunk_bytes // chunk_rows)  # zeros follow up to the end of the last chunk
         self._sound = np.zeros(-(-rows // chunk_rows), np.bool_)
@@ -111,13 +119,27 @@ class ChunkSums:
 
     def _compare(self, number: int, crc: int) -> None:
         if crc != int(self._known[number]):
-            first, last = number * self._chunk_rows, min((number + 1) * self._chunk_rows, self._rows) - 1
-            raise StoreError(
-                f"{self.array} is damaged: chunk {number} (rows {first} to {last}) does not match its checksum; "
-                "run `ooc verify` on the store, then restore it or ingest it again"
-            )
+            raise self.damage(number)
         self._sound[number] = True
         self._left -= 1
+
+    def matches(self, number: int, data: Bytes) -> bool:
+        """Whether the bytes of a whole chunk, uint8[chunk_bytes], match its checksum; such a chunk counts as sound."""
+        if google_crc32c.value(data) != int(self._known[number]):
+            return False
+        with self._lock:
+            if not self._sound[number]:
+                self._fragments.pop(number, None)
+                self._sound[number] = True
+                self._left -= 1
+        return True
+
+    def damage(self, number: int) -> StoreError:
+        """What is said of a chunk that does not match its checksum."""
+        first, last = number * self._chunk_rows, min((number + 1) * self._chunk_rows, self._rows) - 1
+        return StoreError(
+            f"{self.array} is damaged: chunk {number} (rows {first} to {last}) does not match its checksum; {self._advice}"
+        )
 
 
 def _joined(one: Fragment, other: Fragment) -> list[Fragment]:

@@ -5,11 +5,11 @@ import ctypes.util
 import mmap
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,26 @@ _BLOCK_BYTES = 2**20
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
+Local = Callable[[int, NDArray[np.uint8]], None]
+"""local(begin, out): fills `out` with virtual bytes that the files hold"""
+
+
+class Far(Protocol):
+    """An array far away of which files hold a part; see `ooc.stores.io.remote.array.RemoteArray`."""
+
+    def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Make the files hold all of it."""
+
+    def read(self, begin: int, out: NDArray[np.uint8], local: Local) -> None:
+        """Fill `out` with virtual bytes from `begin` on."""
+
+    def check(self, numbers: Sequence[int], local: Local) -> None:
+        """Compare chunks with their checksums."""
+
+    def objects(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield (number, bytes) of every chunk as it is far away."""
+
+
 @dataclass(frozen=True)
 class Segments:
     """Files whose first `payload` bytes, concatenated, are the virtual bytes of one array.
@@ -36,6 +56,7 @@ class Segments:
         paths: The files.
         payload: int64[k], useful bytes of each file, a multiple of 4096 except in the last.
         sums: Checksums of the array's chunks; None if there are none.
+        far: The array far away, of which the files have holes for what is not there yet; None if it is on this disk.
 
     >>> Segments((Path("c/0/0"), Path("c/1/0")), np.array([2**30, 2**20])).total
     1074790400
@@ -44,6 +65,7 @@ class Segments:
     paths: tuple[Path, ...]
     payload: NDArray[np.int64]
     sums: ChunkSums | None = None
+    far: Far | None = None
 
     @property
     def start(self) -> NDArray[np.int64]:
@@ -57,11 +79,22 @@ class Segments:
         """Number of virtual bytes."""
         return int(self.payload.sum())
 
+    def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Fetch what the files lack of an array far away; progress(done, total) is in bytes. Raises StoreError as it does."""
+        if self.far is not None:
+            self.far.fill(progress)
+
     def read(self, begin: int, out: NDArray[np.uint8]) -> None:
         """Fill `out` with the virtual bytes from `begin` on, through the page cache.
 
         Raises StoreError if a file is too short or cannot be read.
         """
+        if self.far is not None:
+            self.far.read(begin, out, self._read)
+        else:
+            self._read(begin, out)
+
+    def _read(self, begin: int, out: NDArray[np.uint8]) -> None:
         start = self.start
         while len(out):
             number = int(np.searchsorted(start, begin, side="right")) - 1
@@ -93,6 +126,9 @@ class Segments:
         Raises StoreError as `blocks` does.
         """
         if self.sums is None or not self.sums.pending:
+            return
+        if self.far is not None:
+            self.far.check(self.sums.unchecked(offset, length), self._read)
             return
         scratch = np.empty(self.sums.chunk_bytes, np.uint8)
         for number in self.sums.unchecked(offset, length):

@@ -1,5 +1,6 @@
 """Engines execute read plans; they know files and bytes, not rows."""
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,22 +47,29 @@ def open_engine(name: str, segments: Segments) -> Engine:
 
     "auto" is uring. If the system does not allow io_uring, both "uring" and "auto" are pread, whose `reason` says why. "auto"
     never selects "gds": into host memory uring needs the least CPU time, and whether gds is faster into GPU memory is measured
-    where such a buffer is filled (`ooc.runtime.device_reads`).
+    where such a buffer is filled (`ooc.runtime.device_reads`). Of an array far away, the engine reads what the cache holds.
 
     Raises:
-        ConfigError: If the name is unknown, or "gds" is requested without CUDA or kvikio.
+        ConfigError: If the name is unknown, or "gds" is requested without CUDA or kvikio, or for an array far away.
 
     >>> open_engine("pread", segments).read(plan, buffer)
     """
     from ooc.stores.io.engines.gds import GdsEngine
     from ooc.stores.io.engines.mmap import MmapEngine
     from ooc.stores.io.engines.pread import PreadEngine
+    from ooc.stores.io.engines.remote import RemoteEngine
     from ooc.stores.io.engines.ring import unavailable
     from ooc.stores.io.engines.uring import UringEngine
+    from ooc.stores.io.remote.array import RemoteArray
 
     engines: dict[str, Any] = {"uring": UringEngine, "pread": PreadEngine, "mmap": MmapEngine, "gds": GdsEngine}
     if name not in {"auto", *engines}:
         raise ConfigError(f"no engine is called {name!r}; there are auto, {', '.join(sorted(engines))}")
+    if isinstance(segments.far, RemoteArray):
+        if name == "gds":
+            raise ConfigError(f"engine gds reads files of a local disk, and {segments.far.name} is none: leave `engine` out")
+        inner: Any = open_engine(name, replace(segments, far=None))
+        return RemoteEngine(inner, segments.far)
     why_not = unavailable() if name in ("auto", "uring") else None
     kind = engines["uring" if name == "auto" else name] if why_not is None else PreadEngine
     engine: Engine = kind(segments)

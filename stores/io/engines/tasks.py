@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import pairwise
@@ -120,7 +120,7 @@ class Begun:
                 continue
 
 
-def settle(futures: list[Future[int]]) -> None:
+def settle(futures: Sequence[Future[Any]]) -> None:
     """Wait for all futures in any case; a second interrupt must not let threads write to released memory."""
     while True:
         try:

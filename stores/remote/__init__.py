@@ -1,0 +1,1 @@
+"""Stores far away: their copies in the cache, and their upload."""
