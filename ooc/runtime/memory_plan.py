@@ -14,6 +14,8 @@ from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.zarr_rows import BLOCK_BYTES, ForeignRows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError
+from ooc.stores.io.remote.array import BUFFER_BYTES
+from ooc.stores.io.remote.url import StoreUrl
 from ooc.stores.sizes import format_bytes
 
 LEAST_BATCH = 2**20
@@ -440,7 +442,7 @@ def plan_memory(dataset: Dataset, model: int = 0, columns: Collection[str] | Non
         topology=topology,
         labels=labels + sum(len(each.splits) * Members.nbytes_for(each.num_nodes) for each in nodes),
         model=model,
-        scratch=read_buffer_bytes(dataset.engine) + _large_chunks(dataset),
+        scratch=read_buffer_bytes(dataset.engine) + _request_bytes(dataset) + _large_chunks(dataset),
         origin=process.origin,
     )
 
@@ -454,7 +456,7 @@ def plan_graph_memory(dataset: Dataset, model: int = 0) -> MemoryPlan:
         topology=graphs.ptr.nbytes + graphs.edge_ptr.nbytes,
         labels=len(graphs.splits) * Members.nbytes_for(len(graphs)),
         model=model,
-        scratch=read_buffer_bytes(dataset.engine),
+        scratch=read_buffer_bytes(dataset.engine) + _request_bytes(dataset),
         origin=process.origin,
     )
 
@@ -471,6 +473,11 @@ def read_buffer_bytes(engine: str) -> int:
     from ooc.stores.io.engines import gds, pread
 
     return max(SCRATCH_BYTES, gds.host_bytes() + pread.DEPTH * pread.SCRATCH_BYTES)
+
+
+def _request_bytes(dataset: Dataset) -> int:
+    """Bytes of answers in memory, of a data set at a URL."""
+    return BUFFER_BYTES if isinstance(dataset.path, StoreUrl) else 0
 
 
 def _large_chunks(dataset: Dataset) -> int:

@@ -186,7 +186,7 @@ class Client:
 
     def _failed(self, key: str, error: Exception, attempts: int, what: str) -> StoreError:
         name, advice = type(error).__name__, "check the URL and the network"
-        if name in ("PermissionDeniedError", "UnauthenticatedError") or "credential" in str(error).lower():
+        if name in ("PermissionDeniedError", "UnauthenticatedError") or _without_credentials(str(error)):
             advice = "check the credentials in the environment"
         times = f" (tried {attempts} times)" if attempts > 1 else ""
         return StoreError(f"{self.url / key} cannot be {what}: {reason_of(error)}{times}; {advice}")
@@ -201,10 +201,16 @@ def passing(error: Exception) -> bool:
     if type(error).__name__ in _FOR_GOOD or isinstance(error, FileNotFoundError | PermissionError | ValueError | TypeError):
         return False
     text = str(error)
-    code = _status(text)
+    code = None if _without_credentials(text) else _status(text)
     if code is not None:
         return code in (408, 425, 429) or code >= 500
-    return "dns error" not in text and "redential" not in text.partition("Debug source")[0]
+    return "dns error" not in text and not _without_credentials(text)
+
+
+def _without_credentials(text: str) -> bool:
+    """Whether credentials were looked for where clouds give them to their machines, and not found."""
+    first = text.partition("Debug source")[0]
+    return "169.254.169.254" in text or "metadata.google" in text or "redential" in first
 
 
 def _status(text: str) -> int | None:
@@ -228,7 +234,6 @@ _REASONS = (
     ("end of file before message length reached", "the answer is cut short"),
     ("ConnectionReset", "the connection is lost"),
     ("BrokenPipe", "the connection is lost"),
-    ("redential", "no credentials are found"),
 )
 
 
@@ -239,6 +244,8 @@ def reason_of(error: Exception) -> str:
     name, text = type(error).__name__, str(error)
     if name in ("PermissionDeniedError", "UnauthenticatedError") or isinstance(error, PermissionError):
         return "access is denied"
+    if _without_credentials(text):
+        return "no credentials are found"
     code = _status(text)
     if code is not None:
         return f"the server answers with status {code}"

@@ -2,7 +2,8 @@
 
     python -m tools.bench.lib.range_server FOLDER --latency 0.02 --bandwidth 200MB --failures 0.01
 
-Prints its port, then serves until its standard input is closed. `GET /counts` gives what was asked for so far, as JSON.
+Prints its URL, then serves until its standard input is closed. `GET /counts` gives what was asked for so far, as JSON. To a client
+of S3 the folders in FOLDER are buckets; signatures are not looked at, and there is nothing but reading.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -38,9 +40,36 @@ class Conditions:
     """bytes per second of all connections together; None for no limit"""
     failing: Callable[[str], str | None] = lambda path: None
     counts: Counter[str] = field(default_factory=Counter)
-    """requests, bytes and failures so far"""
+    """requests, bytes and failures so far, and microseconds with a request in progress"""
     asked: list[str] = field(default_factory=list)
     """paths of all requests"""
+    _flying: int = 0
+    _since: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def request(self, path: str) -> Iterator[str | None]:
+        """Count a request, impose the latency and yield how it fails."""
+        failure = self.failing(path)
+        with self._lock:
+            self.asked.append(path)
+            self.counts["requests"] += 1
+            self.counts["failures"] += failure is not None
+            self._since = self._since if self._flying else time.perf_counter()
+            self._flying += 1
+        try:
+            time.sleep(self.latency_s)
+            yield failure
+        finally:
+            with self._lock:
+                self._flying -= 1
+                if not self._flying:
+                    self.counts["busy_us"] += round((time.perf_counter() - self._since) * 1e6)
+
+    def sent(self, nbytes: int) -> None:
+        """Count bytes of an answer."""
+        with self._lock:
+            self.counts["bytes"] += nbytes
 
 
 def at_random(share: float, seed: int = 0) -> Callable[[str], str | None]:
@@ -55,7 +84,7 @@ def at_random(share: float, seed: int = 0) -> Callable[[str], str | None]:
     return failing
 
 
-class _Pace:
+class Pace:
     """Divides a bandwidth among connections, piece by piece."""
 
     def __init__(self, bandwidth: float | None) -> None:
@@ -75,8 +104,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 256
 
     def __init__(self, folder: Path, conditions: Conditions) -> None:
-        self.folder, self.conditions, self.pace = folder, conditions, _Pace(conditions.bandwidth)
-        self.lock = threading.Lock()
+        self.folder, self.conditions, self.pace = folder, conditions, Pace(conditions.bandwidth)
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -101,13 +129,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=True)
 
     def _answer(self, body: bool) -> None:
-        own, path = self.server.conditions, self.path.partition("?")[0]
-        time.sleep(own.latency_s)
-        failure = own.failing(path)
-        with self.server.lock:
-            own.asked.append(path)
-            own.counts["requests"] += 1
-            own.counts["failures"] += failure is not None
+        path = self.path.partition("?")[0]
+        with self.server.conditions.request(path) as failure:
+            self._found(path, body, failure)
+
+    def _found(self, path: str, body: bool, failure: str | None) -> None:
         if failure == "drop":
             self.close_connection = True
             return
@@ -119,9 +145,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._text(404, b"")
             return
         with file.open("rb") as opened:
-            self._send(opened.fileno(), os.fstat(opened.fileno()).st_size, body, cut=failure == "cut")
+            self._send(opened.fileno(), body, cut=failure == "cut")
 
-    def _send(self, fd: int, size: int, body: bool, cut: bool) -> None:
+    def _send(self, fd: int, body: bool, cut: bool) -> None:
+        found = os.fstat(fd)
+        size = found.st_size
         begin, end, asked = 0, size, self.headers.get("Range")
         if asked is not None:
             first, _, last = asked.removeprefix("bytes=").partition("-")
@@ -132,6 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200 if asked is None else 206)
         self.send_header("Content-Length", str(end - begin))
         self.send_header("Accept-Ranges", "bytes")
+        self.send_header("ETag", f'"{found.st_mtime_ns:x}-{size:x}"')
+        self.send_header("Last-Modified", formatdate(found.st_mtime, usegmt=True))
         if asked is not None:
             self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{size}")
         self.end_headers()
@@ -143,8 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.pace.wait(nbytes)
             sent = os.sendfile(self.connection.fileno(), fd, begin, nbytes)
             begin += sent
-            with self.server.lock:
-                self.server.conditions.counts["bytes"] += sent
+            self.server.conditions.sent(sent)
 
     def _text(self, status: int, text: bytes) -> None:
         self.send_response(status)
