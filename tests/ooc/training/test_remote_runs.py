@@ -50,7 +50,12 @@ def url(store: Path, conditions: Conditions) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"mode": "history", "parts": 4, "memory": "3GB"}, {"mode": "full"}, {"in_memory": True}],
+    [
+        {},
+        pytest.param({"mode": "history", "parts": 4, "memory": "3GB"}, marks=pytest.mark.slow),
+        pytest.param({"mode": "full"}, marks=pytest.mark.slow),
+        pytest.param({"in_memory": True}, marks=pytest.mark.slow),
+    ],
     ids=["sampled", "history", "full", "in_memory"],
 )
 def test_losses_are_those_of_the_local_store(
@@ -64,6 +69,7 @@ def test_losses_are_those_of_the_local_store(
     assert seen.after[0] == seen.after[-1] > 20
 
 
+@pytest.mark.slow
 def test_a_cache_without_room_changes_no_loss(store: Path, url: str, conditions: Conditions, tmp_path: Path) -> None:
     ooc.train(store=store, out=tmp_path / "near", **SMALL)
     conditions.failing, seen = at_random(0.01), Requests(conditions)
@@ -72,6 +78,7 @@ def test_a_cache_without_room_changes_no_loss(store: Path, url: str, conditions:
     assert sum(each.stat().st_blocks * 512 for each in (tmp_path / "c").rglob("*")) <= 9_000_000
 
 
+@pytest.mark.slow
 def test_a_run_says_where_its_store_is_and_is_resumed(store: Path, url: str, tmp_path: Path) -> None:
     config = TrainConfig(store=url, out=tmp_path / "run", cache_dir=tmp_path / "c", **{**SMALL, "epochs": 1})
     ooc.train(config)

@@ -2,8 +2,8 @@
 
     python -m tools.bench.lib.range_server FOLDER --latency 0.02 --bandwidth 200MB --failures 0.01
 
-Prints its URL, then serves until its standard input is closed. `GET /counts` gives what was asked for so far, as JSON. To a client
-of S3 the folders in FOLDER are buckets; signatures are not looked at, and there is nothing but reading.
+Prints its URL, then serves until its standard input is closed. `GET /counts` gives what was asked for so far, as JSON. To a
+client of S3 the folders in FOLDER are buckets; signatures are not looked at, and there is nothing but reading.
 """
 
 import argparse

@@ -26,7 +26,7 @@ def _data(chunks: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(0, 256, chunks * CHUNK).astype(np.uint8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_reads_give_the_objects_bytes(data: st.DataObject) -> None:
     """Any plan, over files of any number of chunks, some of them in the cache, with room for any number of others."""
