@@ -225,6 +225,11 @@ class RunConfig(BaseModel):
         raise NotImplementedError
 
     @property
+    def of_a_rank(self) -> tuple[str, ...]:
+        """Settings that say how much one of several processes takes in a step: all of them together take so many times that."""
+        return ()
+
+    @property
     def leaves_mode_open(self) -> bool:
         """Whether `ooc plan` compares the modes, as none is given."""
         return False

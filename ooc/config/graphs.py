@@ -28,5 +28,9 @@ class GraphConfig(ModelConfig):
     precision: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="Autocast: fp32 (none), bf16 or fp16.")
 
     @property
+    def of_a_rank(self) -> tuple[str, ...]:
+        return "batch_size", "eval_batch_size"
+
+    @property
     def batches(self) -> str:
         return f"batches of {self.batch_size:,} graphs"

@@ -259,6 +259,11 @@ class TrainConfig(NodeConfig):
         }[self.mode]
 
     @property
+    def of_a_rank(self) -> tuple[str, ...]:
+        own = {"sampled": "batch_size", "cluster": "parts_per_batch", "saint": "roots", "history": "parts_per_batch"}
+        return own[self.mode], "eval_batch_size"
+
+    @property
     def leaves_mode_open(self) -> bool:
         return "mode" not in self.model_fields_set
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from ooc.stores.errors import OocError
+from ooc.stores.errors import ConfigError, OocError
 
 JOIN_SECONDS = 300.0
 """how long a rank waits for the others to start"""
@@ -191,8 +191,28 @@ def _join(device: str) -> Any:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if on_gpu and local < torch.cuda.device_count():
         torch.cuda.set_device(local)
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timedelta(seconds=JOIN_SECONDS))
-    return distributed.new_group(timeout=timedelta(days=WORK_DAYS))
+    backend, place = "cpu:gloo,cuda:nccl" if on_gpu else "gloo", {}
+    if (store := agents_store()) is not None:  # it outlives restarts, with the addresses of processes that have ended
+        life = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{os.environ['WORLD_SIZE']}"
+        ours = distributed.PrefixStore(f"ooc/ranks/{life}", store)
+        place = {"store": ours, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    try:
+        distributed.init_process_group(backend, timeout=timedelta(seconds=JOIN_SECONDS), **place)
+        return distributed.new_group(timeout=timedelta(days=WORK_DAYS))
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"rank {os.environ['RANK']} cannot join the {os.environ['WORLD_SIZE']} processes of the run ({reason[:200]}): check "
+            "that all were started, and that MASTER_ADDR and MASTER_PORT are reachable"
+        ) from error
+
+
+def agents_store() -> Any:
+    """The store of torchrun's agents, which outlives the processes; None where they have started none of them."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or not distributed.is_available():
+        return None
+    host, port, wait = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=JOIN_SECONDS)
+    return distributed.TCPStore(host, port, is_master=False, timeout=wait, wait_for_workers=False)
 
 
 def _is_lost(error: Exception) -> bool:

@@ -24,6 +24,7 @@ from ooc.training import checkpoint
 from ooc.training.build import make_optimizer, takes_floats
 from ooc.training.loggers import LOGGERS
 from ooc.training.registry import MODES, mode_of
+from ooc.training.restarts import begins, begun_before
 from ooc.training.run import Run, environment
 from ooc.training.watchers import Watchers
 
@@ -42,10 +43,10 @@ def open_run(
     needs, RankLost where another rank has ended.
     """
     with settings_restored(), joined_ranks(config.device) as ranks, closing(watchers), ExitStack() as opened:
-        out, saved = ranks.decided(lambda: (config.out, check_out(config, resume)))
-        config = config.model_copy(update={"out": out})
+        given = config
+        config, resume, saved = ranks.decided(lambda: beginning(given, resume))
         if not ranks.first:
-            own = opened.enter_context(scratch_folder(nearest_folder(out), f"ooc-rank-{ranks.rank}"))
+            own = opened.enter_context(scratch_folder(nearest_folder(config.out), f"ooc-rank-{ranks.rank}"))
             config, watchers, resume = config.model_copy(update={"out": own / "run"}), Watchers([]), False
         run_dir = opened.enter_context(kept_if_started(checkpoint.RunDir(config.out, resume)))
 
@@ -57,6 +58,35 @@ def open_run(
         run = ranks.together(composed)
         with closing(run.mode):
             yield run
+
+
+def beginning(config: RunConfig, resume: bool) -> tuple[RunConfig, bool, dict[str, Any] | None]:
+    """(the configuration, whether to go on with its run, from which checkpoint) of a command, which torchrun may have started
+    before: then it goes on with the run that it began."""
+    before = None if resume else begun_before(config)
+    if before is not None:
+        config, resume = config.model_copy(update={"out": before}), True
+    saved = check_out(config, resume)
+    begins(config)
+    return config, resume, saved
+
+
+def share_of_batch(config: RunConfig, saved: dict[str, Any], ranks: Ranks) -> tuple[RunConfig, str | None]:
+    """(the configuration of a rank, what to say of it) of a run that goes on with as many seeds a step as before, in whatever
+    number of processes. Raises ConfigError where these do not divide them evenly."""
+    before, now = saved["world_size"], ranks.world_size
+    of_a_rank = {name: saved.get("of_a_rank", {}).get(name, getattr(config, name)) for name in config.of_a_rank}
+    was = {name: count for name, count in of_a_rank.items() if count is not None}
+    for name, count in was.items():
+        if count * before % now:
+            raise ConfigError(
+                f"cannot resume {config.out}: its {before} processes had {name} = {count}, {count * before} in all, which "
+                f"{now} do not divide evenly: start a number of processes that does"
+            )
+    share = {name: count * before // now for name, count in was.items()}
+    words = ", ".join(f"{name} = {count}" for name, count in share.items() if name != "eval_batch_size")
+    note = f"the run goes on by {now} process{'es' * (now != 1)} in place of {before}: {words}" if now != before else None
+    return config.model_copy(update=share), note
 
 
 def nearest_folder(path: Path) -> Path:
@@ -104,6 +134,9 @@ def compose(
 
     Nothing is written before everything that can be refused without files has been checked.
     """
+    given, note = config, None
+    if saved:
+        config, note = share_of_batch(config, saved, ranks)
     touched = touched_since(config, dataset, saved, grown) if saved else None
     threads = saved["threads"] if saved else config.threads
     if threads is not None:
@@ -121,16 +154,17 @@ def compose(
         log = run_dir.claim(saved["metrics_bytes"] if saved and ranks.first else 0)
         run = Run(config, dataset, mode, optimizer, log, watchers, meter)
         if not saved:
-            write_config(config)  # from here on it is a run, which --resume takes
-        if growth is not None and growth.note:
-            watchers.note(growth.note)
+            write_config(given)  # from here on it is a run, which --resume takes
+        for text in (note, None if growth is None else growth.note):
+            if text:
+                watchers.note(text)
         mode.open(run, saved, growth)
         if saved:
             run.restore(saved)
         watchers.all += [LOGGERS[name]() for name in config.loggers]
         watchers.begin(config, run.state.total_steps)
         if saved:  # settings that were refused are not those of the next --resume
-            write_config(config)
+            write_config(given)
         elif resumed:
             watchers.note(f"{config.out} holds no checkpoint: the run starts from the beginning")
         if saved and draws_otherwise(config, saved):
@@ -235,12 +269,11 @@ def draws_otherwise(config: RunConfig, saved: dict[str, Any]) -> bool:
 
 
 def check_environment(config: RunConfig, saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise ConfigError where a checkpoint was taken with another model, device or number of threads or processes."""
+    """Raise ConfigError where a checkpoint was taken with another model, device or number of threads."""
     for name, what in (
         ("model_fingerprint", f"a model of other shapes than {config.model} now has: restore its source"),
         ("device", f"the device {saved['device']}, not {now['device']}: resume it there"),
         ("threads", f"{saved['threads']} torch threads, not {now['threads']}: resume it with as many"),
-        ("world_size", f"{saved['world_size']} processes, not {now['world_size']}: resume it with as many"),
     ):
         if saved[name] != now[name]:
             raise ConfigError(f"cannot resume {config.out}: it was trained with {what}, or start another run")

@@ -257,12 +257,13 @@ class Run:
 
 
 def environment(mode: Mode) -> dict[str, Any]:
-    """What must be the same again for a resumed run to go on to the bit; all but `dropout_stream` is refused otherwise."""
+    """What a checkpoint was taken with. A resumed run goes on to the bit where all is the same again; see `check_environment`."""
     return {
         "device": mode.device.type,
         "threads": torch.get_num_threads(),
         "dropout_stream": STREAM,
         "world_size": mode.ranks.world_size,
+        "of_a_rank": {name: getattr(mode.config, name) for name in mode.config.of_a_rank},
         "store_fingerprint": mode.dataset.fingerprint,
         "model_fingerprint": checkpoint.fingerprint(mode.model.state_dict()),
     }

@@ -20,3 +20,8 @@ def start_ranks(count: int, *words: str | Path, **env: str) -> list[Python]:
 def run_ranks(count: int, *words: str | Path, timeout: float = 120, **env: str) -> list[subprocess.CompletedProcess[str]]:
     """What each rank printed, and its exit code, once all have ended."""
     return [each.wait(timeout) for each in start_ranks(count, *words, **env)]
+
+
+def ended(ranks: list[Python], timeout: float = 120) -> list[subprocess.CompletedProcess[str]]:
+    """What each rank printed, and its exit code."""
+    return [each.wait(timeout) for each in ranks]

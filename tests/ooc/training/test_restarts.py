@@ -1,0 +1,110 @@
+"""Ranks that are killed, that fail, and that go on in another number."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ooc.training.checkpoint import read_metrics
+from tests.conftest import MakeStore
+from tests.ooc.ranks import ended, run_ranks, start_ranks
+
+FLAGS = ["--fanout", "4,4", "--hidden", "8", "--threads", "1", "--no-plan", "--seed", "5", "--checkpoint-every", "2"]
+KILLS = int(os.environ.get("OOC_TEST_KILLS", "3"))
+SEED = int(os.environ.get("OOC_TEST_SEED", str(random.randrange(10**6))))
+
+
+def command(store: Path, out: Path, epochs: int = 3) -> list[str | Path]:
+    return ["-m", "ooc", "train", store, "--out", out, *FLAGS, "--epochs", str(epochs)]
+
+
+def results(out: Path) -> tuple[list[tuple[int, float]], dict[str, Any]]:
+    """((step, loss) of every line, the scores) of a run."""
+    steps, _ = read_metrics(out)
+    return [(line["step"], line["loss"]) for line in steps], json.loads((out / "summary.json").read_text())["metrics"]
+
+
+def lines_of(out: Path) -> int:
+    path = out / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+@pytest.mark.slow
+def test_killed_ranks_go_on_in_any_number_of_processes(make_store: MakeStore, tmp_path: Path) -> None:
+    """Each time one rank is killed, and the others end by themselves; the command begins again by 1, 2 or 4 processes."""
+    store, moments = make_store(num_nodes=203, num_edges=1500), random.Random(SEED)
+    whole = tmp_path / "whole"
+    assert [each.returncode for each in run_ranks(1, *command(store, whole), "--batch-size", "16")] == [0]
+    expected, scores = results(whole)
+    out = tmp_path / "killed"
+    for life in range(KILLS):
+        count = moments.choice([1, 2, 4])
+        more = ["--resume"] if out.exists() else ["--batch-size", str(16 // count)]
+        ranks = start_ranks(count, *command(store, out), *more)
+        stop = lines_of(out) + moments.randrange(1, 8)
+        while lines_of(out) < stop and all(each.poll() is None for each in ranks):
+            time.sleep(0.001)
+        began = time.monotonic()
+        moments.choice(ranks).send_signal(signal.SIGKILL)
+        done = ended(ranks)
+        assert time.monotonic() - began < 30, f"life {life} of seed {SEED}"
+        assert all(each.stderr.count("Traceback") == 0 for each in done), done
+    for count in (4, 2, 1):
+        copied = shutil.copytree(out, tmp_path / str(count))
+        done = run_ranks(count, *command(store, copied), "--resume")
+        assert [each.returncode for each in done] == [0] * count, done
+        losses, found = results(copied)
+        assert [step for step, _ in losses] == [step for step, _ in expected], "every step once"
+        assert [loss for _, loss in losses] == pytest.approx([loss for _, loss in expected], abs=1e-5)
+        assert found == {split: pytest.approx(own, abs=1e-4) for split, own in scores.items()}
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_killed_run(make_store: MakeStore, tmp_path: Path) -> None:
+    """The same command, without a directory of its own, goes on where it was; another command finds it taken."""
+    store, work = make_store(num_nodes=203, num_edges=1500), tmp_path / "work"
+    work.mkdir()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "--max-restarts", "1"]
+    words = [*torchrun, "-m", "ooc", "train", str(store), *FLAGS, "--epochs", "30", "--batch-size", "8"]
+    out = work / "runs" / "test-1"
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}
+    process = subprocess.Popen(words, cwd=work, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while lines_of(out) < 5 and process.poll() is None:
+        time.sleep(0.001)
+    agents = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(agents[-1]), signal.SIGKILL)
+    said = process.communicate(timeout=240)[0]
+    assert process.returncode == 0, said
+    steps, epochs = read_metrics(out)
+    assert [line["step"] for line in steps] == list(range(len(steps)))
+    assert len(epochs) == 30
+    assert [path.name for path in (work / "runs").iterdir()] == ["test-1"]
+    taken = subprocess.run([*words, "--out", str(out)], cwd=work, env=env, capture_output=True, text=True)
+    assert taken.returncode != 0
+    assert taken.stderr.count("exists already: choose another --out") == 2, "once in each life"
+
+
+def test_a_rank_that_fails_ends_all_with_one_line(make_store: MakeStore, tmp_path: Path) -> None:
+    store, out = make_store(), tmp_path / "run"
+    out.mkdir()
+    done = run_ranks(2, *command(store, out), timeout=30)
+    assert [each.returncode for each in done] == [2, 2]
+    lines = [line for each in done for line in each.stderr.splitlines()]
+    assert lines == [f"ooc: error: {out} exists already: choose another --out, or go on with that run by --resume"]
+
+
+def test_processes_that_do_not_divide_a_batch_are_refused(make_store: MakeStore, tmp_path: Path) -> None:
+    store, out = make_store(), tmp_path / "run"
+    run_ranks(1, *command(store, out), "--batch-size", "5", "--max-steps", "4")
+    done = run_ranks(2, *command(store, out), "--batch-size", "5", "--resume", timeout=30)
+    assert [each.returncode for each in done] == [2, 2]
+    assert "batch_size = 5, 5 in all, which 2 do not divide evenly" in done[0].stderr
+    assert done[1].stderr == ""
