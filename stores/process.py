@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,14 +27,17 @@ class ProcessMemory:
 
     @classmethod
     def measure(cls, limit: int | None) -> Self:
-        """Measure the process; without a limit, it may use half of what the machine has available.
+        """Measure the process; without a limit, it may use half of what the machine has available, or of that an even part
+        where torchrun has started several processes on the host (`LOCAL_WORLD_SIZE`).
 
         What importing libraries alone needed of their files does not count: see `release_library_pages`.
         """
         release_library_pages()
         baseline, _ = resident_bytes()
         if limit is None:
-            return cls(baseline + available_bytes() // 2, baseline, "(half of what is available)")
+            processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            among = f", for {processes} processes" if processes > 1 else ""
+            return cls(baseline + available_bytes() // 2 // processes, baseline, f"(half of what is available{among})")
         return cls(limit, baseline, "given")
 
 

@@ -20,12 +20,13 @@ from ooc.graph.relabel import RelabelTable
 from ooc.loading.arguments import check_pyg_arguments, dataset_of, fanout_of, renamed
 from ooc.loading.base import EpochLoader
 from ooc.loading.collate import Gather
-from ooc.loading.ranks import ranks, share_of
+from ooc.loading.ranks import share_of
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor, Purpose, key
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory, words_for
 from ooc.runtime.messages import warn_user
 from ooc.runtime.pipeline import Pipeline, Stage
+from ooc.runtime.ranks import ranks_now
 from ooc.runtime.transfer import OnDevice
 from ooc.sampling.negatives import Negatives
 from ooc.sampling.temporal_neighbor import EDGE_BYTES, QUERY_BYTES, Strategy, TemporalIndex, TemporalSampler, TemporalSubgraph
@@ -102,7 +103,7 @@ class TemporalLoader(EpochLoader):
     ) -> None:
         self.data, self.budget = data, budget or plan_memory(data)
         super().__init__(self.budget.in_flight, device, prefetch)
-        if ranks() > 1:
+        if not ranks_now().alone:
             warn_user(f"{type(self).__name__} does not divide events among the ranks of a process group: each has all")
         wanted = tuple(name for name in (data.events.columns if columns is None else columns) if name != label)
         for name in wanted if label is None else (*wanted, label):

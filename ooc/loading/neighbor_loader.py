@@ -6,7 +6,6 @@ the engine; and the memory, but for `split_seeds`, which says what then depends 
 """
 
 import inspect
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as replace_in
 from pathlib import Path
@@ -41,6 +40,7 @@ from ooc.loading.stages import Labels, Order
 from ooc.loading.stored_edge_split import held_out_edges
 from ooc.loading.threads import LoaderThreads, most_edges
 from ooc.runtime.memory_plan import MemoryPlan
+from ooc.runtime.ranks import cores_of_a_rank
 from ooc.runtime.transfer import moved, pins
 from ooc.sampling.hgt import samples_of
 from ooc.sampling.labor import Labor
@@ -430,7 +430,7 @@ def _threads_of(
         count = sum(graph.num_edges for graph in graphs_of(ds).values())
         edges = most_edges(order.batch_size * order.nodes.most_seeds, sampling.fanouts, count, sampling.replace)
     on_gpu = device is not None and device.type == "cuda"
-    return threads.settled(len(os.sched_getaffinity(0)), on_gpu, budget.drawn_ahead, edges)
+    return threads.settled(cores_of_a_rank(), on_gpu, budget.drawn_ahead, edges)
 
 
 def _check_beside(data: Dataset, beside: Mapping[str, int] | None) -> None:

@@ -4,9 +4,9 @@ import operator
 from typing import Any, NamedTuple
 
 import torch
-from torch import distributed
 
 from ooc.runtime.messages import warn_user
+from ooc.runtime.ranks import ranks_now
 from ooc.stores.errors import ConfigError
 
 WHOLE: dict[str, Any] = {"rank": 0, "world_size": 1, "edge_ids": False, "split_masks": False}
@@ -55,16 +55,11 @@ def share_of(
         raise ConfigError(f"seed must be a whole number or None, not {seed!r}") from None
 
 
-def ranks() -> int:
-    """The size of torch's process group; 1 where none is initialized."""
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-
-
 def _of_group(own_ids: bool, in_order: bool) -> tuple[int, int]:
-    size = ranks()
-    if size == 1:
+    now = ranks_now()
+    rank, size = now.rank, now.world_size
+    if now.alone:
         return 0, 1
-    rank = distributed.get_rank()
     if own_ids:
         raise ConfigError(
             f"input_nodes are an array and the process group has {size} ranks: give rank={rank}, world_size={size} if it is "

@@ -191,10 +191,11 @@ def _join(device: str) -> Any:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if on_gpu and local < torch.cuda.device_count():
         torch.cuda.set_device(local)
-    backend, place = "cpu:gloo,cuda:nccl" if on_gpu else "gloo", {}
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    place: dict[str, Any] = {}
     if (store := agents_store()) is not None:  # it outlives restarts, with the addresses of processes that have ended
         life = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{os.environ['WORLD_SIZE']}"
-        ours = distributed.PrefixStore(f"ooc/ranks/{life}", store)
+        ours = distributed.PrefixStore(f"ooc/ranks/{life}", store)  # type: ignore[attr-defined]
         place = {"store": ours, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
     try:
         distributed.init_process_group(backend, timeout=timedelta(seconds=JOIN_SECONDS), **place)
@@ -202,8 +203,8 @@ def _join(device: str) -> Any:
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"rank {os.environ['RANK']} cannot join the {os.environ['WORLD_SIZE']} processes of the run ({reason[:200]}): check "
-            "that all were started, and that MASTER_ADDR and MASTER_PORT are reachable"
+            f"rank {os.environ['RANK']} cannot join the {os.environ['WORLD_SIZE']} processes of the run ({reason[:200]}): "
+            "check that all were started, and that MASTER_ADDR and MASTER_PORT are reachable"
         ) from error
 
 
@@ -212,7 +213,19 @@ def agents_store() -> Any:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or not distributed.is_available():
         return None
     host, port, wait = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=JOIN_SECONDS)
-    return distributed.TCPStore(host, port, is_master=False, timeout=wait, wait_for_workers=False)
+    return distributed.TCPStore(  # type: ignore[attr-defined]
+        host, port, is_master=False, timeout=wait, wait_for_workers=False
+    )
+
+
+def ranks_now() -> Ranks:
+    """The ranks of torch's process group as it is, for loaders in scripts; one process where none is initialized."""
+    return _of_group(None) if distributed.is_available() and distributed.is_initialized() else ALONE
+
+
+def cores_of_a_rank() -> int:
+    """Cores of this host that a process may use, where torchrun's others have as many."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _is_lost(error: Exception) -> bool:

@@ -89,4 +89,4 @@ class GlobalStep:
         with apart:
             loss, mean = self._module(batch)
             scaler.scale(loss / share).backward()
-        return mean  # type: ignore[no-any-return]
+        return mean

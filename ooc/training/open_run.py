@@ -89,6 +89,19 @@ def share_of_batch(config: RunConfig, saved: dict[str, Any], ranks: Ranks) -> tu
     return config.model_copy(update=share), note
 
 
+def notes_of_ranks(ranks: Ranks) -> list[str]:
+    """What a person should know of several processes: how many share a host's memory and disk, and by which way."""
+    if ranks.alone:
+        return []
+    here = ranks.local_world_size
+    shared = (
+        f"{here} of them on this host share its disk: each reads the rows of its own batches, `memory` is that of one of them"
+        if here > 1
+        else "one on this host, which has its disk for itself; `memory` is that of one of them"
+    )
+    return [f"{ranks.world_size} processes train together, {shared}"]
+
+
 def nearest_folder(path: Path) -> Path:
     """The nearest folder above `path` that there is: its disk is that of what will be there."""
     return next(folder for folder in Path(path).resolve().parents if folder.is_dir())
@@ -172,7 +185,7 @@ def compose(
                 f"the run in {config.out} began with another version of ooc, whose dropout drew other random numbers: from "
                 "here on its losses are not those it would have had"
             )
-        for note in mode.notes():
+        for note in [*notes_of_ranks(ranks), *mode.notes()]:
             watchers.note(note)
         refused.pop_all()
     return run

@@ -257,7 +257,8 @@ class Run:
 
 
 def environment(mode: Mode) -> dict[str, Any]:
-    """What a checkpoint was taken with. A resumed run goes on to the bit where all is the same again; see `check_environment`."""
+    """What a checkpoint was taken with. A resumed run goes on to the bit where all is the same again; see
+    `ooc.training.open_run.check_environment`."""
     return {
         "device": mode.device.type,
         "threads": torch.get_num_threads(),
