@@ -4,13 +4,15 @@ It imports next to nothing before Ctrl-C is handled, because `ooc train` spends 
 """
 
 import errno
+import json
 import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -142,7 +144,16 @@ def _interrupted() -> int:
 
 def _fail(message: str, code: int = 2) -> int:
     print(_line("error", message), end="", file=sys.stderr, flush=True)
+    _tell_torchrun(_line("error", message).strip())
     return code
+
+
+def _tell_torchrun(line: str) -> None:
+    """Give torchrun, where it has started this process, the line for its own report of which process has failed."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        with suppress(OSError), open(path, "w") as file:
+            file.write(f'{{"message": {{"message": {json.dumps(line)}, "extraInfo": {{"timestamp": "{int(time.time())}"}}}}}}')
 
 
 def _line(kind: str, message: str) -> str:

@@ -104,7 +104,7 @@ class Ranks:
             raise error
         if failed:
             raise RankLost("rank 0 has ended; its message says why")
-        return found  # type: ignore[return-value]
+        return found
 
     def together(self, work: Callable[[], Found]) -> Found:
         """What `work` returns here, once it is done on all ranks. Where it raises on some, the first of these raises that, and

@@ -14,12 +14,12 @@ from ooc.training.checkpoint import read_metrics
 from tests.conftest import MakeStore
 from tests.ooc.ranks import run_ranks
 
-SMALL = ["--hidden", "8", "--epochs", "2", "--threads", "1", "--no-plan", "--seed", "5"]
+SMALL = ["--hidden", "8", "--epochs", "2", "--threads", "1", "--seed", "5"]
 
 
 def trained(count: int, store: Path, out: Path, batch_size: int, *flags: str) -> tuple[list[float], dict[str, Any]]:
     """(losses of the steps, the summary) of so many processes."""
-    words = ["-m", "ooc", "train", store, "--out", out, *SMALL, *flags]
+    words = ["-m", "ooc", "train", store, "--out", out, *SMALL, *(["--no-plan"] if "graph" not in flags else []), *flags]
     done = run_ranks(count, *words, "--batch-size", str(batch_size // count))
     assert [each.returncode for each in done] == [0] * count, [each.stderr for each in done]
     assert all(each.stdout == "" == each.stderr for each in done[1:]), "rank 0 speaks"
@@ -59,7 +59,17 @@ def case(kind: str, tmp_path: Path, make_store: MakeStore) -> tuple[Path, list[s
     store = make_store(num_nodes=203, num_edges=1500, weight=True if kind == "gcn" else None)
     return store, {
         "gcn": ["--model", "gcn", "--fanout", "4,4", "--norm", "layer", "--accumulate", "2", "--activation-checkpointing"],
-        "labor": ["--fanout", "4,4", "--sampler", "labor", "--class-weights", "balanced", "--optimizer", "sgd"],
+        "labor": [
+            "--fanout",
+            "4,4",
+            "--sampler",
+            "labor",
+            "--layer-dependency",
+            "--class-weights",
+            "balanced",
+            "--optimizer",
+            "sgd",
+        ],
         "exact": ["--fanout", "4,4", "--evaluate", "layerwise", "--grad-clip", "0.5"],
     }[kind]
 

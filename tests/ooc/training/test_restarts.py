@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -108,3 +109,37 @@ def test_processes_that_do_not_divide_a_batch_are_refused(make_store: MakeStore,
     assert [each.returncode for each in done] == [2, 2]
     assert "batch_size = 5, 5 in all, which 2 do not divide evenly" in done[0].stderr
     assert done[1].stderr == ""
+
+
+def test_ctrl_c_at_any_rank_takes_a_checkpoint(make_store: MakeStore, tmp_path: Path) -> None:
+    store, out = make_store(num_nodes=203, num_edges=1500), tmp_path / "run"
+    ranks = start_ranks(2, *command(store, out, 100_000), "--batch-size", "8")
+    while lines_of(out) < 3 and ranks[0].poll() is None:
+        time.sleep(0.001)
+    ranks[1].send_signal(signal.SIGINT)
+    done = ended(ranks)
+    assert [each.returncode for each in done] == [130, 130], done
+    assert done[0].stderr.splitlines()[-1].startswith("ooc: error: interrupted: ")
+    assert done[1].stderr == ""
+    assert (out / "checkpoint.pt").exists()
+
+
+@pytest.mark.slow
+def test_two_hosts_of_two_processes(make_store: MakeStore, tmp_path: Path) -> None:
+    """Two of torchrun's agents; the script `ooc` itself is started, and a second command is told once that its store is wrong."""
+    store, out = make_store(num_nodes=203, num_edges=1500), tmp_path / "run"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        end = f"127.0.0.1:{taken.getsockname()[1]}"
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    script = Path(sys.executable).with_name("ooc")
+    words = [*agent, "--rdzv-endpoint", end, "--rdzv-id", "one", str(script), *command(store, out, 2)[2:], "--batch-size", "4"]
+    hosts = [
+        subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)
+    ]
+    said = [host.communicate(timeout=240)[0] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], said
+    assert sum(text.count("4 processes train together, 2 of them on this host") for text in said) == 1
+    whole = tmp_path / "whole"
+    run_ranks(1, *command(store, whole, 2), "--batch-size", "16")
+    assert [loss for _, loss in results(out)[0]] == pytest.approx([loss for _, loss in results(whole)[0]], abs=1e-6)
