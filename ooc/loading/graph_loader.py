@@ -201,7 +201,8 @@ class GraphLoader(EpochLoader):
         return len(self) if self._stop is None else min(len(self), self._stop)
 
     def _identity(self) -> dict[str, Any]:
-        kept = {name: getattr(self.order, name) for name in ("seed", "rank", "batch_size", "shuffle", "drop_last", "block")}
+        names = ("seed", "rank", "batch_size", "shuffle", "drop_last", "block", "as_one")
+        kept = {name: getattr(self.order, name) for name in names}
         input_graphs = {"num_graphs": len(self.graphs), "input_graphs": self.graphs.identity}
         return {**super()._identity(), "mode": "graphs", **kept, "world": self.order.world_size, **input_graphs}
 

@@ -275,3 +275,25 @@ def test_an_order_is_a_permutation_in_blocks(
             assert len(runs) <= block
             whole = np.concatenate([np.arange(each * run, min(count, (each + 1) * run)) for each in runs])
             assert positions.tolist() == whole.tolist()
+
+
+@given(
+    count=st.integers(0, 60),
+    batch_size=st.integers(1, 9),
+    run=st.integers(1, 5),
+    block=st.integers(1, 4),
+    world=st.integers(1, 5),
+    shuffle=st.booleans(),
+)
+def test_ranks_that_are_as_one_divide_the_steps_of_one(
+    count: int, batch_size: int, run: int, block: int, world: int, shuffle: bool
+) -> None:
+    def batches(order: GraphOrder) -> list[list[int]]:
+        each = (order.spans(2, step, step + 1) for step in range(order.steps))
+        return [[int(graph) for span in spans for graph in order.positions(2, *span)] for spans in each]
+
+    one = batches(GraphOrder(count, batch_size * world, shuffle, 7, False, 0, 1, run, block, as_one=True))
+    orders = [GraphOrder(count, batch_size, shuffle, 7, False, rank, world, run, block, as_one=True) for rank in range(world)]
+    ranks = [batches(order) for order in orders]
+    assert [[graph for each in step for graph in each] for step in zip(*ranks, strict=True)] == one
+    assert [order.own_steps for order in orders] == [sum(map(bool, own)) for own in ranks]

@@ -2,8 +2,8 @@
 
     python -m tools.bench.sampled.ranks WORK --ranks 1 2 --rounds 3
 
-Prints JSON: of each number of processes the seconds an epoch (the least of the rounds, in turn), the bytes read, the loss of the
-last epoch; and how many times as fast as one process. Features are in memory, so that the model is the bottleneck.
+Prints JSON: of each number of processes the seconds an epoch (the least of the rounds, in turn), the bytes read, the loss of
+the last epoch; and how many times as fast as one process. Features are in memory, so that the model is the bottleneck.
 """
 
 import argparse
@@ -37,7 +37,8 @@ def epoch(store: Path, count: int, batch_size: int, flags: list[str]) -> dict[st
             )
             for rank in range(count)
         ]
-        if any([each.wait() for each in ranks]):
+        codes = [each.wait() for each in ranks]
+        if any(codes):
             raise SystemExit(f"{count} processes did not end well")
         found: dict[str, Any] = json.loads(Path(folder, "run", "summary.json").read_text())
         lines = Path(folder, "run", "metrics.jsonl").read_text().splitlines()
