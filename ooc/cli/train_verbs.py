@@ -234,7 +234,7 @@ def infer(
     options |= {"node_type": node_type, "cache_dir": cache_dir, "cache": cache}
     result = _layer_by_layer("infer", checkpoint, store, out, memory=memory, engine=engine, **options)
     outputs = f"{result.columns} model output{'s' * (result.columns != 1)}"
-    print(f"{result.path}: {result.rows:,} {result.of}, {outputs}; {result.moved}")
+    _say(f"{result.path}: {result.rows:,} {result.of}, {outputs}; {result.moved}")
 
 
 @app.command(
@@ -264,7 +264,7 @@ def embed(
     options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads, "device": device}
     options |= {"layer": layer, "node_type": node_type, "cache_dir": cache_dir, "cache": cache}
     result = _layer_by_layer("embed", checkpoint, store, out, memory=memory, engine=engine, **options)
-    print(f"{result.path}/x: {result.rows:,} nodes x {result.columns}; {result.moved}")
+    _say(f"{result.path}/x: {result.rows:,} nodes x {result.columns}; {result.moved}")
 
 
 @app.command(
@@ -298,11 +298,11 @@ def rank(
     options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads}
     options |= {"device": device, "k": k, "sources": sources, "cache_dir": cache_dir, "cache": cache}
     result = _layer_by_layer("rank", checkpoint, store, out, memory=memory, engine=engine, **options)
-    print(f"{result.path}: the best {result.columns} of {result.rows:,} sources; {result.moved}")
+    _say(f"{result.path}: the best {result.columns} of {result.rows:,} sources; {result.moved}")
 
 
 def _layer_by_layer(verb: str, run: Path, store: Path, out: Path, **settings: Any) -> "WrittenRows":
-    """Carry out a verb that computes outputs of a run, with progress."""
+    """Carry out a verb that computes outputs of a run, with progress; by all processes that torchrun has started."""
     import ooc
     from ooc.training.watchers import StepBars
 
@@ -310,4 +310,10 @@ def _layer_by_layer(verb: str, run: Path, store: Path, out: Path, **settings: An
     with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
         units = {"graphs": "graphs", "edges": "edges", "ranking": "sources"}
         settings["progress"] = lambda what, done, total: bars(what, done, total, units.get(what, "nodes"))
-        return cast("WrittenRows", getattr(ooc, verb)(run, store, out, **settings))
+        return cast("WrittenRows", getattr(ooc, verb)(run, store, out, all_ranks=True, **settings))
+
+
+def _say(line: str) -> None:
+    """Print a line, of several processes the first one."""
+    if writes_here():
+        print(line)

@@ -64,13 +64,13 @@ def exact_pass(
 
     >>> exact_pass(model, ds, Path("pass")).run()
     """
-    number = _number_of(model, layer)
+    number = ranks.together(lambda: _number_of(model, layer))
     common: dict[str, Any] = {"engine": engine, "budget": budget, "ranks": ranks}
     if dataset.is_hetero:
         types: dict[str, Any] = {"num_layers": num_layers, "node_type": node_type, "tables": tables}
-        return FullNeighborPass(model, dataset, folder, layer=number, **types, **common)
+        return ranks.together(lambda: FullNeighborPass(model, dataset, folder, layer=number, **types, **common))
     if not has_layers(model):
-        return FullNeighborPass(model, dataset, folder, num_layers=num_layers, **common)
+        return ranks.together(lambda: FullNeighborPass(model, dataset, folder, num_layers=num_layers, **common))
     return LayerwisePass(model, dataset, folder, upto=number, memory=memory, **common)
 
 

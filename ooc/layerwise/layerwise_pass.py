@@ -13,6 +13,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -73,18 +74,8 @@ class LayerwisePass:
         ranks: Ranks = ALONE,
     ) -> None:
         self.model, self.dataset, self._upto, self.ranks = model, dataset, upto, ranks
-        encoder, layers, decoder = parts_of(model)
-        self._parts = (encoder, layers, decoder) if upto is None else (encoder, layers[:upto], None)
-        self._check_norms()
-        self.shape = shape_of(model, dataset, upto)
-        if room is None:
-            besides = besides_bytes(self.shape, dataset.graph)
-            room = room_in(dataset, besides, "a pass over all nodes", memory, beside, budget)
-        self._room = min(ranks.gather(room))
-        self.plan = plan_layerwise(self.shape, self._room, may_keep=ranks.alone)
-        check_hub(dataset.graph, self.shape, self.plan.memory)
-        if folder is None and not self.plan.in_ram:
-            raise BudgetError(f"a pass in memory does not fit {format_bytes(self._room)}: give it a folder")
+        self._room = min(ranks.gather(ranks.together(partial(self._checked, room, memory, beside, budget))))
+        self.plan = ranks.decided(partial(self._planned, folder is None))
         self.nodes = node_ranges(dataset.graph, ranks.world_size)[ranks.rank]
         """those that this rank computes"""
         self.files = Files(folder, engine, self.plan.in_ram, ranks, self.nodes)
@@ -93,6 +84,26 @@ class LayerwisePass:
             shutil.rmtree(removed_path(folder), ignore_errors=True)
         self.stats = IoStats()
         self._tiles: tuple[Tiles, ...] | None = None
+
+    def _checked(self, room: int | None, memory: int | None, beside: int, budget: MemoryPlan | None) -> int:
+        """The memory for values and sums, once the model is known to be one of layers."""
+        encoder, layers, decoder = parts_of(self.model)
+        upto, dataset = self._upto, self.dataset
+        self._parts = (encoder, layers, decoder) if upto is None else (encoder, layers[:upto], None)
+        self._check_norms()
+        self.shape = shape_of(self.model, dataset, upto)
+        if room is not None:
+            return room
+        besides = besides_bytes(self.shape, dataset.graph)
+        return room_in(dataset, besides, "a pass over all nodes", memory, beside, budget)
+
+    def _planned(self, in_memory: bool) -> LayerwisePlan:
+        """The plan. in_memory: whether there is no folder."""
+        plan = plan_layerwise(self.shape, self._room, may_keep=self.ranks.alone)
+        check_hub(self.dataset.graph, self.shape, plan.memory)
+        if in_memory and not plan.in_ram:
+            raise BudgetError(f"a pass in memory does not fit {format_bytes(self._room)}: give it a folder")
+        return plan
 
     def _check_norms(self) -> None:
         """A norm over all rows would see a few at a time, in evaluation too."""

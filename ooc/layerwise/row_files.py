@@ -39,8 +39,8 @@ Kept = DiskRows | MemoryRows
 class Files:
     """Rows by name, in a folder, or with `in_ram` in memory, where the folder only shows others that a process uses it.
 
-    Several `ranks` have one folder, which rank 0 makes and removes rows in: `lock`, `make`, `keep_only`, `progress`, `forget`
-    and `discard` are called by all of them. own: the nodes whose rows this rank writes; None: all.
+    Several `ranks` have one folder, which rank 0 makes and removes rows in: `lock`, `make`, `keep_only`, `progress` and
+    `forget` are called by all of them. own: the nodes whose rows this rank writes; None: all.
     """
 
     def __init__(
@@ -58,9 +58,7 @@ class Files:
         """Have the folder, made where there is none, for this process until `close`. Raises StoreError where another has it."""
         if self._own is None or self._has_folder:
             return
-        if self._ranks.first:
-            self._take_lock(self._own)
-        self._ranks.barrier()
+        self._ranks.decided(partial(self._take_lock, self._own))
         self._has_folder = True
 
     def _take_lock(self, folder: Path) -> None:
@@ -158,9 +156,8 @@ class Files:
         self._notes.forget()
 
     def discard(self) -> None:
-        """Close all rows, and remove the folder."""
+        """Close all rows, and have rank 0 remove the folder; the others have read what they wanted of it."""
         self.close_rows()
-        self._ranks.barrier()
         if self._ranks.first and self._own is not None:
             remove_tree(self._own)  # before another process may have it
 

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from ooc.loading.arguments import check_store
 from ooc.metrics.tasks import LabelTask
 from ooc.models.pyg_models import degree_histogram
 from ooc.models.user_models import edge_dim_of, find_class
+from ooc.runtime.ranks import ALONE, Ranks, joined_ranks
 from ooc.runtime.restoring import settings_restored
 from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.arrays.rows import AnyArray, ArrayRows, Rows
@@ -155,6 +156,7 @@ class PassOptions(TypedDict, total=False):
     device: str
     cache_dir: Path | str | None
     cache: str | int | None
+    all_ranks: bool
 
 
 @overload
@@ -178,6 +180,7 @@ def infer(
     device: str = "auto",
     cache_dir: Path | str | None = None,
     cache: str | int | None = None,
+    all_ranks: bool = False,
 ) -> NodeRows | WrittenRows:
     """Compute a model's outputs for every node, exactly and in bounded memory; of a run of whole graphs, for every graph,
     and of labels of edges (`task="edge"`), for every edge of their type, by sampled neighborhoods.
@@ -216,6 +219,9 @@ def infer(
         device: Where the model of a run computes: "cpu", "cuda", or "auto" for CUDA where there is one. A module computes
             where its parameters are.
         cache_dir, cache: Of a store at a URL, as of `ooc.open`; with a data set, those of `ooc.open` apply.
+        all_ranks: Whether all processes of torch's process group, or of torchrun, call this together: each then computes a
+            range of the nodes, in a folder that all of them see (beside `out`, or `folder`), and rank 0 writes `out`. Outputs
+            of edges and of graphs are computed by rank 0 alone. False: this process computes all.
 
     Returns:
         `NodeRows` float32 [N, C] (of graphs [G, C]) if `out` is None, else `WrittenRows` about the file.
@@ -232,14 +238,13 @@ def infer(
     """
     consent = partial(agreed, model_class=model_class, allow_code=allow_code)
     work = ModelOutputs(model, store, None, num_layers, engine, memory, consent, progress, verify_reads, node_type, device)
-    work = replace(work, cache_dir=cache_dir, cache=cache)
-    if out is not None:
-        check_table(Path(out))
-    if (task := _task_of(model)) in ("graph", "edge"):
-        _refuse_of_nodes(model, task, num_layers=num_layers, node_type=node_type)
-        outputs, kind = (_graphs, GraphConfig) if task == "graph" else (_edges, EdgeConfig)
-        return outputs(work, partial(consent, kind=kind), None if out is None else Path(out))
-    return _kept(work, folder) if out is None else _written(work, Path(out), embeds=False)
+    with ranks_of_pass(all_ranks, device) as ranks:
+        work = replace(work, ranks=ranks, cache_dir=cache_dir, cache=cache)
+        if out is not None:
+            ranks.decided(lambda: check_table(Path(out)))
+        if (task := ranks.decided(lambda: _task_of(model))) in ("graph", "edge"):
+            return _of_no_nodes(work, task, consent, None if out is None else Path(out))
+        return _kept(work, folder) if out is None else _written(work, Path(out), embeds=False)
 
 
 @overload
@@ -268,6 +273,7 @@ def embed(
     device: str = "auto",
     cache_dir: Path | str | None = None,
     cache: str | int | None = None,
+    all_ranks: bool = False,
 ) -> NodeRows | WrittenRows:
     """Compute a layer's output for every node, exactly and in bounded memory.
 
@@ -277,7 +283,7 @@ def embed(
         node_type: Of a heterogeneous store, the type whose rows are computed; of a run by default the one that it learned.
         out: A Zarr group to write: array `x` float32 [N, columns], which `ooc.open(features={"x": "embeddings.zarr/x"})` takes.
         model, store, memory, engine, num_layers, model_class, allow_code, folder, progress, verify_reads, device,
-            cache_dir, cache: As of `infer`.
+            cache_dir, cache, all_ranks: As of `infer`.
 
     Returns:
         `NodeRows` float32 [N, columns] if `out` is None, else `WrittenRows` about the group.
@@ -292,10 +298,16 @@ def embed(
     consent = partial(agreed, model_class=model_class, allow_code=allow_code)
     which: Any = "hidden" if layer is None else layer
     work = ModelOutputs(model, store, which, num_layers, engine, memory, consent, progress, verify_reads, node_type, device)
-    work = replace(work, cache_dir=cache_dir, cache=cache)
-    if out is not None:
-        check_group(Path(out))
-    return _kept(work, folder) if out is None else _written(work, Path(out), embeds=True)
+    with ranks_of_pass(all_ranks, device) as ranks:
+        work = replace(work, ranks=ranks, cache_dir=cache_dir, cache=cache)
+        if out is not None:
+            ranks.decided(lambda: check_group(Path(out)))
+        return _kept(work, folder) if out is None else _written(work, Path(out), embeds=True)
+
+
+def ranks_of_pass(all_ranks: bool, device: str) -> AbstractContextManager[Ranks]:
+    """The ranks that compute together; one process where it was not said that all of them do."""
+    return joined_ranks(device) if all_ranks else nullcontext(ALONE)
 
 
 @dataclass(frozen=True)
@@ -319,7 +331,7 @@ class _Subject:
 
 @dataclass(frozen=True)
 class ModelOutputs:
-    """What is computed. layer: as of `exact_pass`; node_type: as of `infer`."""
+    """What is computed. layer: as of `exact_pass`; node_type: as of `infer`; ranks: those that do it together."""
 
     model: Model
     store: Store
@@ -334,6 +346,7 @@ class ModelOutputs:
     device: str = "auto"
     cache_dir: Path | str | None = None
     cache: str | int | None = None
+    ranks: Ranks = ALONE
 
     @contextmanager
     def opened(self) -> Iterator[_Subject]:
@@ -422,11 +435,12 @@ class ModelOutputs:
         limit = None if self.memory is None else parse_bytes(self.memory, "memory")
         engine = "auto" if self.engine == "gds" else self.engine
         types: dict[str, Any] = {"node_type": subject.node_type, "tables": subject.tables, "num_layers": subject.num_layers}
-        return exact_pass(subject.model, subject.dataset, folder, layer=self.layer, **types, engine=engine, memory=limit)
+        types |= {"engine": engine, "memory": limit, "ranks": self.ranks}
+        return exact_pass(subject.model, subject.dataset, folder, layer=self.layer, **types)
 
     @property
     def watched(self) -> list[Progress]:
-        return [] if self.progress is None else [self.progress]
+        return [] if self.progress is None or not self.ranks.first else [self.progress]
 
 
 @contextmanager
@@ -478,13 +492,19 @@ def agreed(run: Path, store: Path, *, model_class: str | None, allow_code: bool,
 
 
 def _kept(work: ModelOutputs, folder: Path | str | None) -> NodeRows:
-    """The rows, in memory or in a temporary folder that goes with them."""
-    if folder is not None and not Path(folder).is_dir():
-        raise ConfigError(f"{folder}: there is no such directory; make it first")
-    where = Path(tempfile.mkdtemp(prefix="ooc-rows-", dir=folder))
-    release = partial(shutil.rmtree, where, ignore_errors=True)
+    """The rows, in memory or in a temporary folder that goes with them, with those of rank 0."""
+    ranks = work.ranks
+
+    def made_folder() -> Path:
+        if folder is not None and not Path(folder).is_dir():
+            raise ConfigError(f"{folder}: there is no such directory; make it first")
+        return Path(tempfile.mkdtemp(prefix="ooc-rows-", dir=folder))
+
+    where = ranks.decided(made_folder)
+    release: Any = partial(shutil.rmtree, where, ignore_errors=True) if ranks.first else (lambda: None)
     try:
-        with work.opened() as subject:
+        with ExitStack() as opened:
+            subject = ranks.together(lambda: opened.enter_context(work.opened()))
             made = work.begun(subject, where / "pass")
             release = partial(_released, made, release)
             return NodeRows(made.run(*work.watched), release)
@@ -517,6 +537,17 @@ def _check_new(out: Path | None) -> None:
         check_absent(out)
         if not out.absolute().parent.is_dir():
             raise ConfigError(f"{out}: its directory does not exist; make it first")
+
+
+def _of_no_nodes(work: ModelOutputs, task: str | None, consent: Any, out: Path | None) -> NodeRows | WrittenRows:
+    """The outputs of a run of whole graphs, or of labels of edges; a file is rank 0's work."""
+    _refuse_of_nodes(work.model, task, num_layers=work.num_layers, node_type=work.node_type)
+    outputs, kind = (_graphs, GraphConfig) if task == "graph" else (_edges, EdgeConfig)
+
+    def made() -> NodeRows | WrittenRows:
+        return outputs(replace(work, ranks=ALONE), partial(consent, kind=kind), out)
+
+    return made() if out is None else work.ranks.decided(made)
 
 
 def _edges(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | WrittenRows:
@@ -573,31 +604,47 @@ def _written(work: ModelOutputs, out: Path, embeds: bool) -> WrittenRows:
     The pass's folder, beside `out`, goes once `out` is there. An `out` beside the folder of the same pass was finished, but the
     process killed before the folder was gone.
     """
-    folder = out.with_name(f"{out.name}.sweep")
+    folder, ranks = out.with_name(f"{out.name}.sweep"), work.ranks
+    ranks.decided(partial(_check_place, out, folder))
+    with ExitStack() as opened:
+        subject = ranks.together(lambda: opened.enter_context(work.opened()))
+        made = work.begun(subject, folder)
+        try:
+            made.lock()  # so that nobody else writes `out` meanwhile, nor removes the folder
+            if not ranks.decided(partial(_is_there, out, made.was_begun())):
+                rows = made.run(*work.watched)
+                ranks.decided(partial(_write, work, subject, out, rows, embeds))
+        except BaseException:
+            made.close()
+            raise
+        made.discard()
+        moved = ranks.gather((made.stats.bytes_read, made.stats.bytes_written))
+        read, written = (sum(each) for each in zip(*moved, strict=True))
+        reading = feature_reading(subject.dataset)
+        return WrittenRows(out, subject.nodes.num_nodes, made.columns, read, written, reading, made.method)
+
+
+def _check_place(out: Path, folder: Path) -> None:
+    """Raise where `out` is there and no folder of a pass that was finished, or has no directory."""
     if not folder.exists():
         shutil.rmtree(removed_path(folder), ignore_errors=True)
         check_absent(out)
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"{out}: its directory does not exist; make it first")
-    with work.opened() as subject:
-        made = work.begun(subject, folder)
-        try:
-            made.lock()  # so that nobody else writes `out` meanwhile, nor removes the folder
-            if not made.was_begun():
-                check_absent(out)
-            if not out.exists():
-                rows = made.run(*work.watched)
-                if embeds:
-                    write_zarr(out, rows)
-                else:
-                    write_table(out, rows, subject.nodes, _kind_of(rows, subject.task), work.class_names(subject))
-        except BaseException:
-            made.close()
-            raise
-        made.discard()
-        read, written = made.stats.bytes_read, made.stats.bytes_written
-        reading = feature_reading(subject.dataset)
-        return WrittenRows(out, subject.nodes.num_nodes, made.columns, read, written, reading, made.method)
+
+
+def _is_there(out: Path, begun: bool) -> bool:
+    """Whether `out` was written already. Raises StoreError where it is not by the pass whose folder is there (`begun`)."""
+    if not begun:
+        check_absent(out)
+    return out.exists()
+
+
+def _write(work: ModelOutputs, subject: _Subject, out: Path, rows: Rows, embeds: bool) -> None:
+    if embeds:
+        write_zarr(out, rows)
+    else:
+        write_table(out, rows, subject.nodes, _kind_of(rows, subject.task), work.class_names(subject))
 
 
 def _kind_of(rows: Rows, task: LabelTask | None) -> str | None:

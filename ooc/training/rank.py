@@ -26,7 +26,7 @@ from ooc.stores.io.atomic import check_absent, remove_tree
 from ooc.stores.io.remote.url import store_path
 from ooc.stores.node_set import NodeSet
 from ooc.training.build import takes_floats
-from ooc.training.infer import ModelOutputs, Store, WrittenRows, agreed
+from ooc.training.infer import ModelOutputs, Store, WrittenRows, agreed, ranks_of_pass
 from ooc.training.link_mode import link_type
 from ooc.training.node_mode import feature_reading
 from ooc.training.predictions import ROWS_AT_ONCE, check_table, external_ids, write_tables
@@ -48,6 +48,7 @@ def rank(
     device: str = "auto",
     cache_dir: Path | str | None = None,
     cache: str | int | None = None,
+    all_ranks: bool = False,
 ) -> WrittenRows:
     """Rank all possible destinations for every source of a run of links, and write the best of each to a table.
 
@@ -64,8 +65,8 @@ def rank(
         k: Destinations to keep for each source, 1 or more.
         sources: Which to rank for, as `input_nodes` of `NeighborLoader`: a split's name, a mask, rows, or ids that are words;
             None: all.
-        memory, engine, model_class, allow_code, progress, verify_reads, device, cache_dir, cache: As of `infer`; lists are made
-            on the CPU.
+        memory, engine, model_class, allow_code, progress, verify_reads, device, cache_dir, cache, all_ranks: As of `infer`;
+            lists are made on the CPU, by rank 0.
 
     Returns:
         About the file; `rows` are sources, and `columns` is k.
@@ -79,25 +80,18 @@ def rank(
     52643
     """
     out = Path(out)
-    _check(out, k)
     consent = partial(agreed, model_class=model_class, allow_code=allow_code)
-    config: Any = consent(Path(run), store.path if isinstance(store, Dataset) else store_path(store))
-    if config.link_decoder is None:
-        raise ConfigError(f"{run} was trained with task = {config.task!r}: only runs of links (task = 'link') rank")
-    given: dict[str, Any] = {"memory": memory, "verify_reads": verify_reads}
-    with ExitStack() as opened:
-        if isinstance(store, Dataset):
-            ds = store
-        else:
-            own: dict[str, Any] = {"engine": engine, "cache_dir": cache_dir, "cache": cache}
-            ds = opened.enter_context(Dataset.open(store, **given, **own, float_features=takes_floats(config)))
-            given = {}
+    given: dict[str, Any] = {"engine": engine, "memory": memory, "verify_reads": verify_reads}
+    given |= {"cache_dir": cache_dir, "cache": cache}
+    with ranks_of_pass(all_ranks, device) as ranks, ExitStack() as opened:
+        ranks.decided(partial(_check, out, k))
+        config = ranks.together(lambda: _config_of(consent, Path(run), store))
+        ds, given = ranks.together(lambda: _opened(store, config, given, opened))
         key = link_type(config.edge_type, ds)
-        chosen = input_nodes_of(ds, (key[0], sources))
-        source = chosen.ids(np.arange(len(chosen)))
-        more: dict[str, Any] = {"consent": consent, "node_type": key[0] if ds.is_hetero else None, "device": device}
-        work = ModelOutputs(run, ds, engine=engine, progress=progress, **more, **given)
-        subject = opened.enter_context(work.opened())
+        source = ranks.together(lambda: _chosen(ds, key[0], sources))
+        given |= {"consent": consent, "node_type": key[0] if ds.is_hetero else None, "device": device, "ranks": ranks}
+        work = ModelOutputs(run, ds, progress=progress, **given)
+        subject = ranks.together(lambda: opened.enter_context(work.opened()))
         passes: dict[str, ExactPass] = {}
         for name in dict.fromkeys((key[0], key[2])):
             passes[name] = work.begun(replace(subject, nodes=ds.nodes(name)), _folder(out) / name)
@@ -108,11 +102,34 @@ def rank(
         decoder: Any = subject.model.link_decoder.cpu()
         ranking = Ranking(rows[key[0]], rows[key[2]], decoder, items, known, same=key[0] == key[2])
         lists = _tables(ranking, ds, key, source, min(int(k), max(1, len(items))), progress)
-        write_tables(out, chain(lists, _removed(out, passes)))
-        moved = [(each.stats.bytes_read, each.stats.bytes_written) for each in passes.values()]
-        read, written = (sum(each) for each in zip(*moved, strict=True))
+        ranks.decided(lambda: write_tables(out, chain(lists, _removed(out, passes))))
+        stats = [each.stats for each in passes.values()]
+        of_ranks = ranks.gather([sum(each.bytes_read for each in stats), sum(each.bytes_written for each in stats)])
+        read, written = (sum(each) for each in zip(*of_ranks, strict=True))
         method = "; ".join(dict.fromkeys(each.method for each in passes.values() if each.method))
         return WrittenRows(out, len(source), k, read, written, feature_reading(ds), method, "sources")
+
+
+def _config_of(consent: Any, run: Path, store: Store) -> Any:
+    """The configuration of a run of links."""
+    config = consent(run, store.path if isinstance(store, Dataset) else store_path(store))
+    if config.link_decoder is None:
+        raise ConfigError(f"{run} was trained with task = {config.task!r}: only runs of links (task = 'link') rank")
+    return config
+
+
+def _opened(store: Store, config: Any, given: dict[str, Any], opened: ExitStack) -> tuple[Dataset, dict[str, Any]]:
+    """(the data set, which goes with `opened` where it was opened here, those settings that are not its own)."""
+    if isinstance(store, Dataset):
+        return store, given
+    ds = opened.enter_context(Dataset.open(store, **given, float_features=takes_floats(config)))
+    return ds, {"engine": given["engine"]}
+
+
+def _chosen(ds: Dataset, node_type: str, sources: Any) -> Ids:
+    """The nodes to rank for, int64[n]."""
+    chosen = input_nodes_of(ds, (node_type, sources))
+    return chosen.ids(np.arange(len(chosen)))
 
 
 def _check(out: Path, k: Any) -> None:
