@@ -71,7 +71,7 @@ class History:
     ) -> None:
         *rows, steps = files
         self.rows, self.steps, self.lag, self._max_bytes = rows, steps, lag, max_bytes
-        self.ranks, self.own = share or (ALONE, (0, steps.shape[0]))
+        self.ranks, self.own, self._replicated = share or Share(ALONE, (0, steps.shape[0]))
         generation = int(state["generation"])
         self.log = open_log(path, files, generation, self.ranks)
         self.counts = HistoryCounts()
@@ -230,7 +230,7 @@ class History:
         """Store the rows of step `step`'s own nodes `ids` (int64[n], ascending), [n, width] a layer, in the background.
 
         rows: a function gives them later, before the next pull or push: those of a GPU are then copied while it goes on. Of
-        several ranks each gives those of its own batches, which no other has, maybe none.
+        several ranks each gives those of its own batches, which no other has, maybe none; or all give all.
 
         Waits while more than `max_bytes` wait to be written, except for two, which the batches' memory has room for. Raises
         OocError where a number is too large for float16, BudgetError where the pushes of `lag` steps do not fit `max_bytes`.
@@ -263,12 +263,15 @@ class History:
             self._changed.notify_all()
 
     def _of_all_ranks(self, push: Push) -> Push:
-        """The push of all ranks; what each of them has written comes along."""
-        if self.ranks.alone:
+        """The push of all ranks; what each of them has written comes along. Rows that are in every rank's RAM need nothing."""
+        if self.ranks.alone or (self._replicated and self._resident is not None):
             return push
         with self._changed:
             written = self._written
-        push, written = push_of_ranks(self.ranks, push, written)
+        if self._replicated:
+            written = min(self.ranks.gather(written))
+        else:
+            push, written = push_of_ranks(self.ranks, push, written)
         with self._changed:
             self._of_others = written
         return push
@@ -277,7 +280,7 @@ class History:
         """What a checkpoint stores; the rows it refers to, those of all ranks, are durable. Call `commit` when it is saved, and
         nothing between."""
         self._settle()
-        for group in self._resident.writes() if self._resident is not None else ():
+        for group in self._resident.writes(self.own) if self._resident is not None else ():
             self.counts.bytes_written += self.log.write(group)
         self.log.sync()
         self._meet()
@@ -422,7 +425,7 @@ class History:
                 return
             with self._changed:
                 self._written = push.step
-                if self.ranks.alone:
+                if self.ranks.alone or self._resident is not None:
                     self._of_others = push.step
                 self._trim()
                 self._changed.notify_all()

@@ -135,9 +135,9 @@ class ResidentRows:
             kept[push.ids] = rows
         self.mark(push.step, push.ids)
 
-    def writes(self) -> Iterator[list[tuple[DiskRows, Ids, AnyArray]]]:
-        """Yield what the disk does not have, in groups; they count as written."""
-        changed = np.flatnonzero(self._changed)
+    def writes(self, own: tuple[int, int]) -> Iterator[list[tuple[DiskRows, Ids, AnyArray]]]:
+        """Yield what the disk does not have of rows own[0]:own[1], in groups; they count as written, and so do all others."""
+        changed = own[0] + np.flatnonzero(self._changed[slice(*own)])
         for first in range(0, len(changed), _TOGETHER):
             ids = changed[first : first + _TOGETHER]
             yield [(each, ids, kept[ids]) for each, kept in zip(self._disk, self._kept, strict=True)]

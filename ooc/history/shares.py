@@ -18,10 +18,12 @@ _OF_RANKS = "rank*"
 
 
 class Share(NamedTuple):
-    """Several ranks, and the nodes whose rows this one writes: first, and one past the last."""
+    """Several ranks, and the nodes whose rows this one writes: first, and one past the last. replicated: whether each rank
+    computes, and pushes, the rows of all."""
 
     ranks: Ranks
     own: tuple[int, int]
+    replicated: bool = False
 
 
 def ranks_of(settings: Mapping[str, Any]) -> Ranks:

@@ -2,6 +2,9 @@
 
 A window is trained on when the next one is over, as ROLAND's live update has it (You et al., KDD 2022): the model that has seen
 the windows before looks at this one, is scored on the next one's events or learns from them, and goes on.
+
+Several ranks take a share of the next window's events, or of the labelled nodes, each: windows follow each other, so every rank
+computes all of them, and what their nodes carry is the same everywhere.
 """
 
 from collections.abc import Iterator
@@ -18,6 +21,8 @@ from torch import Tensor
 from ooc.config.base import changed
 from ooc.config.snapshots import MODELS, SnapshotsConfig
 from ooc.history.history import Growth, open_history
+from ooc.history.shares import Share
+from ooc.layerwise.node_ranges import even_ranges
 from ooc.loading.collate import Gather
 from ooc.metrics.links import LinkScores
 from ooc.runtime.keyed_random import Purpose, key
@@ -26,6 +31,7 @@ from ooc.runtime.transfer import to_device
 from ooc.sampling.time_windows import chronological, prefix, windows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
+from ooc.stores.io.pages import PAGE_BYTES
 from ooc.temporal.forecast_loader import Forecast, ForecastLoader, ForecastWork, Inputs
 from ooc.temporal.window_models import Family, WindowModel, own_window_model, window_model
 from ooc.temporal.window_task import WindowNet, WindowOutput, carried, edgebank, hand_on, parts, split_steps, task_of
@@ -47,6 +53,7 @@ class SnapshotMode(TimeMode):
 
     config: SnapshotsConfig
     unit = "windows"
+    ranked = True
     model: WindowNet
     loaders: dict[str, ForecastLoader]
 
@@ -155,10 +162,14 @@ class SnapshotMode(TimeMode):
     def _open_state(self, state: dict[str, Any] | None, growth: Growth | None) -> None:
         if state is not None:
             self._handed_on, self._trained = state["handed_on"], state["trained"]
-        widths, folder = self.model.model.widths, self.config.out / FOLDER
+        widths, ranks = self.model.model.widths, self.ranks
         if not widths:
             return
+        folder = ranks.broadcast(self.config.out) / FOLDER
         settings: dict[str, Any] = {"lag": 0, "max_bytes": self.budget.window_state, "engine": self.engine, "resident": True}
+        if not ranks.alone:
+            own = even_ranges(self.dataset.num_nodes, PAGE_BYTES, ranks.world_size)[ranks.rank]
+            settings["share"] = Share(ranks, own, replicated=True)
         rows, grown = None if state is None else state["history"], growth is not None
         history = open_history(folder, self.dataset.num_nodes, widths, "float32", rows, grown, **settings)
         self.history = self.opened.enter_context(closing(history))
@@ -205,11 +216,34 @@ class SnapshotMode(TimeMode):
         outcome = self.model.outcome(forecast, held)
         if last:
             self._hand_on(forecast, outcome)
-        return self._loss(forecast, outcome, "train")
+        return self._loss(self._own(forecast), outcome, "train")
+
+    def weight(self, batch: Any) -> Tensor:
+        """See `Mode`; of events, or of known labels."""
+        own = self._own(batch[0])
+        if self.task is not None:
+            return self.task.loss().weighed(self._labels(own, "train"))
+        return torch.tensor(len(own.src), device=self.device)
+
+    def _own(self, forecast: Forecast) -> Forecast:
+        """With this rank's share of the events to predict, or of the labels, others being unknown."""
+        if self.ranks.alone:
+            return forecast
+        part, place = slice(*self._part(len(forecast.src))), self._part(forecast.present)
+        y = forecast.y
+        if y is not None and self.task is not None:
+            y = torch.full_like(y, self.task.unknown)
+            y[slice(*place)] = cast(Tensor, forecast.y)[slice(*place)]
+        return forecast._replace(src=forecast.src[part], dst=forecast.dst[part], negative=forecast.negative[part], y=y)
+
+    def _part(self, count: int) -> tuple[int, int]:
+        return even_ranges(count, 1, self.ranks.world_size)[self.ranks.rank]
 
     def _loss(self, forecast: Forecast, outcome: WindowOutput, split: str) -> Tensor:
         if self.task is not None:
             return self.task.loss()(self.model.classes(outcome.rows, forecast), self._labels(forecast, split))
+        if not len(forecast.src):  # of few events some ranks have none
+            return outcome.rows.sum() * 0.0
         return link_loss(*self.model.links(outcome.rows, forecast))
 
     def _labels(self, forecast: Forecast, split: str) -> Tensor:
@@ -246,14 +280,15 @@ class SnapshotMode(TimeMode):
                     held = carried(self.history, forecast)
                 outcome = self.model.outcome(forecast, held)
                 if nodes is not None:
-                    nodes.update(self.model.classes(outcome.rows, forecast), self._labels(forecast, split))
+                    nodes.update(self.model.classes(outcome.rows, forecast), self._labels(self._own(forecast), split))
                 else:
-                    for part in parts(forecast, PAIRS_AT_ONCE):
+                    for part in parts(self._own(forecast), PAIRS_AT_ONCE):
                         links.update(*self.model.links(outcome.rows, part))
                 if self._live is not None:
                     outcome = self._learn(self._live, forecast, held, split)
                 self._hand_on(forecast, outcome)
                 self.pace(f"scores of {split}", forecast.step + 1 - first, last - first, "windows")
+        (links if nodes is None else nodes).merge(self.ranks)
         found: Scores = nodes.compute() if nodes is not None else dict(links.compute())
         return found or None
 

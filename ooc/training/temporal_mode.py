@@ -148,14 +148,22 @@ class TimeMode(Mode):
         return negatives_of(self.dataset, *self._drawn(split), self.config.destinations, lambda: self.destinations)
 
     def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
-        """See `Mode`; the baselines depend on the events alone, so they are scored first."""
+        """See `Mode`; the baselines depend on the events alone, so they are scored first, of several ranks by one. These open
+        what they share in `prepare`, where they may wait for each other."""
         self.run, self.pace = run, Pace(run.watchers.note)
         if saved:
             self.scores = saved["scores"]
             self.baselines = saved["mode"]["baselines"]
-        if not saved or growth is not None:
+        if (not saved or growth is not None) and self.ranks.first:
             self.baselines = self._score_baselines()
-        self._open_state(saved["mode"] if saved else None, growth)
+        self._begun = saved["mode"] if saved else None, growth
+        if self.ranks.alone:
+            self._open_state(*self._begun)
+
+    def prepare(self) -> None:
+        """See `open`."""
+        if not self.ranks.alone:
+            self._open_state(*self._begun)
 
     @abstractmethod
     def _score_baselines(self) -> dict[str, dict[str, Scores]]:
