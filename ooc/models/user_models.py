@@ -244,7 +244,7 @@ def forward_batch(model: nn.Module, batch: Any, checkpoint: bool = False) -> Any
 def _positions(batch: Any) -> dict[Of, NDArray[np.int64]] | None:
     """The nodes of a batch's rows, which dropout depends on on the CPU; see `rows_of_nodes`."""
     typed = isinstance(batch, HeteroData)
-    nodes = {name: batch[name].get("n_id") for name in batch.node_types} if typed else {"sources": batch.get("n_id")}
+    nodes = {name: batch[name].get("n_id") for name in batch.node_types} if typed else {"sources": getattr(batch, "n_id", None)}
     return {of: node.numpy() for of, node in nodes.items() if node is not None and node.device.type == "cpu"} or None
 
 
