@@ -117,12 +117,12 @@ def _fetched(history: History | None, first: int, together: int, item: tuple[int
 
 @dataclass
 class Halo:
-    """What the mode adds to a run: histories, or zeros in their place (None). waits: whether `push` pushes rows, once for all
-    batches of an optimizer step."""
+    """What the mode adds to a run: histories, or zeros in their place (None). together: batches of an optimizer step, those of
+    all ranks, whose rows `push` pushes."""
 
     widths: Sequence[int]
     history: History | None
-    waits: bool = False
+    together: int = 1
     pending: list[tuple[Ids, Any]] = field(default_factory=list)
     """the rows of this optimizer step's batches: (own nodes, a list of every layer's rows or what gives it)"""
     met: int = 0
@@ -148,7 +148,7 @@ class Halo:
         self.met += len(batch.n_id)
         if self.history is not None:
             rows = HostCopy([rows.float() for rows in own]).now_or_later(list)
-            if self.waits:
+            if self.together > 1:
                 self.pending.append((batch.own, rows))
             else:
                 self.history.push(batch.step, batch.own, rows)
@@ -156,11 +156,11 @@ class Halo:
 
     def push(self) -> None:
         """Push what the batches of an optimizer step have computed; of several ranks together, maybe nothing."""
-        if self.history is None or not self.waits:
+        if self.history is None or self.together == 1:
             return
         given, self.pending = [(ids, rows() if callable(rows) else rows) for ids, rows in self.pending], []
         nothing = np.empty(0, np.int64), [np.empty((0, width), np.float32) for width in self.widths]
-        self.history.push(self.history.next_step, *merged(given or [nothing]))
+        self.history.push(self.history.next_step, *merged(given or [nothing]), batches=self.together)
 
     def spent(self) -> dict[str, int]:
         spent = HistoryCounts().asdict() if self.history is None else self.history.spent()

@@ -226,27 +226,29 @@ class History:
             self.in_place.mark(step, ids)
             self.next_step, self._written, self._of_others = step + 1, step, step
 
-    def push(self, step: int, ids: Ids, rows: Sequence[AnyArray] | LateRows) -> None:
+    def push(self, step: int, ids: Ids, rows: Sequence[AnyArray] | LateRows, batches: int = 1) -> None:
         """Store the rows of step `step`'s own nodes `ids` (int64[n], ascending), [n, width] a layer, in the background.
 
         rows: a function gives them later, before the next pull or push: those of a GPU are then copied while it goes on. Of
-        several ranks each gives those of its own batches, which no other has, maybe none; or all give all.
+        several ranks each gives those of its own batches, which no other has, maybe none; or all give all. batches: whose rows
+        they are, those of all ranks; the memory of batches has no room for those of several.
 
         Waits while more than `max_bytes` wait to be written, except for two, which the batches' memory has room for. Raises
-        OocError where a number is too large for float16, BudgetError where the pushes of `lag` steps do not fit `max_bytes`.
+        OocError where a number is too large for float16, BudgetError where the pushes of `lag` steps, or of several batches, do
+        not fit `max_bytes`.
         """
         self._push_late()
         if callable(rows) and self.ranks.alone:
             self._late = step, ids, rows
         else:
-            self._push(step, ids, rows() if callable(rows) else rows)
+            self._push(step, ids, rows() if callable(rows) else rows, batches)
 
     def _push_late(self) -> None:
         if self._late is not None:
             (step, ids, rows), self._late = self._late, None
             self._push(step, ids, rows())
 
-    def _push(self, step: int, ids: Ids, rows: Sequence[AnyArray]) -> None:
+    def _push(self, step: int, ids: Ids, rows: Sequence[AnyArray], batches: int = 1) -> None:
         stored = [self._as_stored(own, to) for own, to in zip(rows, self.rows, strict=True)]
         push = self._of_all_ranks(Push(step, ids, tuple(stored)))
         if self.lag * push.nbytes > self._max_bytes:
@@ -254,9 +256,15 @@ class History:
                 f"pushes of {format_bytes(push.nbytes)} wait for {self.lag} steps, in {format_bytes(self._max_bytes)}: "
                 "take a smaller `history_lag`, fewer parts a batch, or more memory"
             )
+        if batches > 1 and (self.lag + 1) * push.nbytes > self._max_bytes:
+            raise BudgetError(
+                f"what the {batches} batches of an optimizer step push takes {format_bytes((self.lag + 1) * push.nbytes)}, and "
+                f"{format_bytes(self._max_bytes)} are there: take fewer batches a step (`accumulate`, processes), fewer parts a "
+                "batch, or more memory"
+            )
         with self._changed:
             assert step == self.next_step, "steps push once each, in order"
-            self._changed.wait_for(lambda: self._failure is not None or self._closed or self._fits(push))
+            self._changed.wait_for(lambda: self._failure is not None or self._closed or self._fits(push, batches))
             self._check()
             self._pushes.append(push)
             self.next_step = step + 1
@@ -378,9 +386,10 @@ class History:
             raise self._failure
         assert not self._closed, "a history is used after close"
 
-    def _fits(self, push: Push) -> bool:
+    def _fits(self, push: Push, batches: int) -> bool:
         pending = [each for each in self._pushes if each.step > self._written]
-        return len(pending) < self.lag + 2 or sum(each.nbytes for each in pending) + push.nbytes <= self._max_bytes
+        most = self.lag + 2 if batches == 1 else self.lag + 1  # the memory of batches has room for two of one batch
+        return len(pending) < most or sum(each.nbytes for each in pending) + push.nbytes <= self._max_bytes
 
     def _trim(self) -> None:
         """Forget pushes that are on disk and in all rows fetched."""

@@ -37,7 +37,7 @@ class ExactScores:
         ranks: Ranks = ALONE,
     ) -> None:
         self._task = LabelTask.of(dataset) if task is None else task
-        self._dataset, self.beside, self._ranks = dataset, beside, ranks
+        self._dataset, self.beside, self.ranks = dataset, beside, ranks
         self._pass = LayerwisePass(model, dataset, folder, engine=engine, beside=beside, budget=budget, ranks=ranks)
         self._scored: tuple[str, Rows] | None = None
 
@@ -53,13 +53,13 @@ class ExactScores:
         rows = self.run()
         scores = self._task.scores(len(members))
         step = max(1024, min(ROWS_AT_ONCE, BYTES_AT_ONCE // max(1, rows.row_bytes)))
-        begin, end = even_ranges(len(members), 1, self._ranks.world_size)[self._ranks.rank]
+        begin, end = even_ranges(len(members), 1, self.ranks.world_size)[self.ranks.rank]
         for first in range(begin, end, step):
             node = members[np.arange(first, min(first + step, end))]
             logits = np.empty((len(node), *rows.shape[1:]), rows.dtype)
             rows.read(node, logits)
             scores.update(torch.from_numpy(logits), torch.from_numpy(np.asarray(labels[node])))
-        scores.merge(self._ranks)
+        scores.merge(self.ranks)
         return scores.compute()
 
     def run(self, *, observer: LayerObserver | None = None, anew: bool = False) -> Rows:

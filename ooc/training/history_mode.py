@@ -138,7 +138,7 @@ class HistoryMode(PartMode):
             state = saved["halo"] if saved else None
             history = open_halo(self.out / FOLDER, self.loader, self.halo.widths, state, growth, **settings)
             self.opened.enter_context(closing(history))
-        self.halo = Halo(self.halo.widths, history, waits=config.accumulate > 1 or not ranks.alone)
+        self.halo = Halo(self.halo.widths, history, together=config.accumulate * ranks.world_size)
 
     def prepare(self) -> None:
         super().prepare()

@@ -86,9 +86,12 @@ class NodeMode(LabelMode):
         return feature_reading(self.dataset)
 
     def score(self, split: str, epoch: int) -> Scores | None:
-        """See `LabelMode`; exact ones."""
-        assert self.exact is not None, "exact scores are configured"
-        return self.exact.score(split) if split in self.exact.splits else None
+        """See `LabelMode`; exact ones, by rank 0 alone where a pass is not shared by all ranks."""
+        exact = self.exact
+        assert exact is not None, "exact scores are configured"
+        if split not in exact.splits:
+            return None
+        return self.ranks.decided(lambda: exact.score(split)) if exact.ranks.alone else exact.score(split)
 
     def adapt(self, saved: dict[str, Any], touched: Ids) -> tuple[dict[str, Any], Growth]:
         """See `Mode`: with the next epoch, as batches are others now."""

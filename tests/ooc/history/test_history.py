@@ -276,3 +276,19 @@ def test_pushes_that_a_lag_holds_back_keep_to_the_memory(tmp_path: Path) -> None
     with pytest.raises(BudgetError, match="smaller `history_lag`"):
         history.push(0, nodes_of({0}), rows)
     history.close()
+
+
+def test_pushes_of_several_batches_keep_to_the_memory(tmp_path: Path) -> None:
+    """Batches' memory has room for pushes of one batch, beyond what pushes may take; for those of several it has none."""
+    rows = [np.zeros((N, width), np.float32) for width in WIDTHS]
+    nbytes = N * (8 + 4 * sum(WIDTHS))
+    for lag in (0, 1):
+        history = History.create(tmp_path / f"h{lag}", N, WIDTHS, "float32", lag=lag, max_bytes=(1 + lag) * nbytes)
+        for step in range(3):
+            history.push(step, np.arange(N), rows, batches=2)
+        history.close()
+        history = History.create(tmp_path / f"h{lag}", N, WIDTHS, "float32", lag=lag, max_bytes=(1 + lag) * nbytes - 1)
+        history.push(0, np.arange(N), rows)
+        with pytest.raises(BudgetError, match="what the 2 batches of an optimizer step push"):
+            history.push(1, np.arange(N), rows, batches=2)
+        history.close()
