@@ -28,7 +28,7 @@ from ooc.fullgraph.program import Program, TensorPlacement
 from ooc.fullgraph.step import FullGraph, chunk_bytes
 from ooc.history.history import Growth
 from ooc.layerwise.scores import ExactScores
-from ooc.layerwise.shape import shape_of
+from ooc.layerwise.shape import besides_bytes, room_in, shape_of
 from ooc.loading.choose_pool import device_plan
 from ooc.metrics.losses import LabelLoss
 from ooc.metrics.tasks import LabelTask
@@ -140,7 +140,7 @@ class FullMode(NodeMode):
         self.run, config, full = run, self.config, self.full
         keep_large_blocks(True)  # as steps do: their ops are timed
         self.plan = _place(config, full, config.out, self.split_loss)
-        exact = self.ranks.together(lambda: _scores_beside(full, config.out / EXACT_FOLDER, self.engine, self.task))
+        exact = _scores_beside(full, config.out / EXACT_FOLDER, self.engine, self.task)
         self.exact = self.opened.enter_context(closing(exact))
         beside = self.exact.memory_bytes
         self._both_fit = beside is not None and full.most_bytes + beside <= full.room
@@ -292,8 +292,20 @@ def _disk_of(config: FullConfig, folder: Path) -> int:
 
 
 def _scores_beside(full: FullGraph, folder: Path, engine: str, task: LabelTask) -> ExactScores:
-    """Scores in the memory beside what a step leaves to the next one, or in its place where that is too much."""
-    if 0 < full.held_bytes <= beside_scores(full.room):
+    """Scores in the memory beside what a step leaves to the next one, or in its place where that is too much; in a folder that
+    all ranks see."""
+    made = full.model, full.whole, full.ranks.broadcast(folder), engine
+    if all(full.ranks.gather(_has_room_beside(full))):
         with suppress(BudgetError):
-            return ExactScores(full.model, full.whole, folder, engine, full.held_bytes, full.budget, task)
-    return ExactScores(full.model, full.whole, folder, engine, budget=full.budget, task=task)
+            return ExactScores(*made, full.held_bytes, full.budget, task, full.ranks)
+    return ExactScores(*made, budget=full.budget, task=task, ranks=full.ranks)
+
+
+def _has_room_beside(full: FullGraph) -> bool:
+    """Whether this process has memory for a pass beside what a step leaves to the next one."""
+    if not 0 < full.held_bytes <= beside_scores(full.room):
+        return False
+    besides = besides_bytes(shape_of(full.model, full.whole), full.whole.graph)
+    with suppress(BudgetError):
+        return room_in(full.whole, besides, "scores", beside=full.held_bytes, budget=full.budget) > 0
+    return False
