@@ -144,6 +144,10 @@ def plan(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="TOML or JSON with any of these keys.")
     ] = None,
+    nproc: Annotated[int, typer.Option("--nproc", help="Processes that would train together, under torchrun.")] = 1,
+    bandwidth: Annotated[
+        str, typer.Option("--bandwidth", help="With --nproc: bytes a second that a process sends, such as 1GB.")
+    ] = "1GB",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     **flags: Any,
 ) -> None:
@@ -158,7 +162,7 @@ def plan(
     merge_appended(settings.store, settings.memory, settings.cache_dir, settings.cache)
     from ooc.training.verbs import plan_of
 
-    result = plan_of(settings)
+    result = plan_of(settings, nproc, bandwidth)
     if as_json:
         print(json.dumps(result.asdict(), indent=2))
         return

@@ -106,6 +106,21 @@ class Program:
         return frozenset(name for op in self.ops for name in op.writes if made_by[name] != op.name)
 
     @property
+    def exchanged(self) -> tuple[str, ...]:
+        """Of a part of a graph, the values and gradients whose halo is exchanged with the ranks that compute it."""
+        along = {op.summed for op in self.forward} - {FEATURES.name, ""}
+        gradients = {op.scatters or op.writes[0] for op in self.backward + self.forward if op.scatters or op.kind == "add"}
+        return (*sorted(along), *sorted(gradients))
+
+    @property
+    def exchanged_bytes(self) -> tuple[int, int]:
+        """Bytes of a row of all of these, forward and backward."""
+        columns = [0, 0]
+        for value in map(self.value, self.exchanged):
+            columns[value.kind == "gradient"] += value.columns
+        return self.itemsize * columns[0], self.itemsize * columns[1]
+
+    @property
     def ops(self) -> tuple[Op, ...]:
         """All of a step, in order."""
         return (*self.forward, *self.backward)

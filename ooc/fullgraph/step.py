@@ -20,7 +20,7 @@ from ooc.layerwise.edge_tiles import open_tiles
 from ooc.layerwise.executor import NodeScans
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.layerwise_pass import Progress
-from ooc.layerwise.pass_plan import CHUNK_ROWS, FEATURES, ModelShape
+from ooc.layerwise.pass_plan import CHUNK_ROWS, ModelShape
 from ooc.layerwise.shape import (
     ALLOWED,
     besides_bytes,
@@ -115,7 +115,7 @@ class FullGraph:
         self.on_gpu = device_of(model).type != "cpu"
         self.program = build(self.shape, self.on_gpu, shared=not self.ranks.alone)
         besides = part.nbytes + besides_bytes(self.shape, dataset.graph) + backward_bytes(self.shape)
-        besides += 0 if part.lists is None else halo.kept_bytes(part.lists, *self.exchanged_widths)
+        besides += 0 if part.lists is None else halo.kept_bytes(part.lists, *self.program.exchanged_bytes)
         if room is None:  # `besides` has the graph's pointers and what libraries allocate, which the budget took off already
             left, most = besides - self.budget.topology - ALLOWED, self.budget.memory
             room = room_in(self.whole, left, "exact training", budget=self.budget)
@@ -240,14 +240,6 @@ class FullGraph:
     def bytes_exchanged(self) -> int:
         """Rows and gradients that this rank sent to others."""
         return 0 if self.halo is None else self.halo.bytes_sent
-
-    @property
-    def exchanged_widths(self) -> tuple[int, int]:
-        """Bytes of a row of the values that ranks exchange in a step: in the forward pass, and in the backward pass."""
-        along = {op.summed for op in self.program.forward} - {FEATURES.name, ""}
-        gradients = {op.scatters or op.writes[0] for op in self.program.ops if op.scatters or op.kind == "add"}
-        forth, back = (sum(self.program.value(name).columns for name in names) for names in (along, gradients))
-        return self.shape.itemsize * forth, self.shape.itemsize * back
 
     @property
     def most_bytes(self) -> int:

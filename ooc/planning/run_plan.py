@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ooc.planning.choose_mode import ModeChoice
+from ooc.planning.over_ranks import RanksPlan
 from ooc.planning.run_profile import Evaluation, RunProfile
 from ooc.planning.simulate_superbatches import BatchCosts, Share, SimulatedReads
 from ooc.runtime.memory_plan import MemoryPlan
@@ -124,6 +125,8 @@ class Plan:
     reading: str = ""
     choice: ModeChoice | None = None
     """the modes compared, if none was given"""
+    ranks: RanksPlan | None = None
+    """what several processes send, where that was asked for"""
 
     def __str__(self) -> str:
         """The prediction in one line."""

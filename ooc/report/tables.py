@@ -11,6 +11,7 @@ from ooc.fullgraph.placement.step_plan import TIER_NAMES, StepPlan
 from ooc.fullgraph.program import Program, TensorPlacement
 from ooc.layerwise.pass_plan import label_of
 from ooc.planning.choose_mode import ModeChoice
+from ooc.planning.over_ranks import RanksPlan
 from ooc.planning.run_plan import NAMES, Plan
 from ooc.stores.sizes import format_bytes
 from ooc.training.full_mode import FullPlan
@@ -25,13 +26,27 @@ def tables(plan: Any) -> list[Table | Text]:
 @tables.register
 def _of_run(plan: Plan) -> list[Table | Text]:
     reading = [Text(f"features are read: {plan.reading}")] if plan.reading else []
-    return [_memory(plan), _stages(plan), _run(plan), *reading, Text(plan.advice)]
+    return [_memory(plan), _stages(plan), _run(plan), *_ranks(plan.ranks), *reading, Text(plan.advice)]
 
 
 @tables.register
 def _of_step(plan: FullPlan) -> list[Table | Text]:
     """Every value's placement, each op's cost, and the whole step."""
-    return [_values(plan.program, plan.step), _ops(plan.step), _step(plan.step)]
+    return [_values(plan.program, plan.step), _ops(plan.step), _step(plan.step), *_ranks(plan.ranks)]
+
+
+def _ranks(plan: RanksPlan | None) -> list[Table | Text]:
+    """What several processes take, where that was asked for."""
+    if plan is None:
+        return []
+    table = _table(f"{plan.nproc} processes, {format_bytes(plan.bandwidth)}/s", "", "")
+    table.add_row("gradients sent by each, a step", f"{format_bytes(plan.gradient_bytes)}, {plan.gradient_seconds:.3g} s")
+    if plan.exchanges:
+        table.add_row("memory of one, peak", format_bytes(plan.peak))
+        table.add_row("rows of neighbors in other processes", f"{plan.halo:,}")
+    for each in plan.exchanges:
+        table.add_row(f"an epoch, halo {each.halo}", f"{format_bytes(each.nbytes)} sent, {each.seconds:.3g} s")
+    return [table]
 
 
 def compared(choice: ModeChoice) -> Table:

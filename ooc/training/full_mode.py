@@ -20,6 +20,8 @@ from ooc.config.base import RunConfig
 from ooc.config.nodes import FullConfig
 from ooc.fullgraph.activation_offload import SEGMENT_BYTES
 from ooc.fullgraph.executor import LossOf
+from ooc.fullgraph.halo.cuts import balanced_cuts
+from ooc.fullgraph.halo.local_graph import halo_counts
 from ooc.fullgraph.halo.part import HaloSettings
 from ooc.fullgraph.placement.costs import Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, predict, settled, static_placements
@@ -32,6 +34,7 @@ from ooc.layerwise.shape import besides_bytes, room_in, shape_of
 from ooc.loading.choose_pool import device_plan
 from ooc.metrics.losses import LabelLoss
 from ooc.metrics.tasks import LabelTask
+from ooc.planning.over_ranks import RanksPlan, plan_over_ranks
 from ooc.runtime.clock import write_trace
 from ooc.runtime.memory import keep_large_blocks, return_freed
 from ooc.runtime.memory_plan import beside_scores, plan_memory
@@ -83,6 +86,8 @@ class FullPlan:
 
     program: Program
     step: StepPlan
+    ranks: RanksPlan | None = None
+    """what several processes take, where that was asked for"""
 
     def __str__(self) -> str:
         """The prediction in one line."""
@@ -92,7 +97,7 @@ class FullPlan:
         return f"{type(self).__name__}({self})"
 
     def asdict(self) -> dict[str, Any]:
-        return self.step.asdict()
+        return self.step.asdict() | ({} if self.ranks is None else {"ranks": self.ranks.asdict()})
 
 
 class FullMode(NodeMode):
@@ -225,6 +230,19 @@ class FullMode(NodeMode):
         """See `Mode`; made by `open`."""
         assert self.plan is not None, "`planned` has a plan made"
         return FullPlan(self.full.program, self.plan)
+
+    def predict_ranks(self, nproc: int, bandwidth: int) -> RanksPlan:
+        """See `Mode`; for all rows of the halo in every epoch, and for those settings that send less."""
+        full, alone = self.full, super().predict_ranks(nproc, bandwidth)
+        starts = balanced_cuts(self.dataset.graph.indptr, nproc)
+        edges = np.diff(self.dataset.graph.indptr[starts])
+        sizes = list(zip(np.diff(starts).tolist(), edges.tolist(), strict=True))
+        disk = max(0, (full.disk or 0) - SEGMENT_BYTES)
+        measured = profile(full, self.config.out, self.split_loss, disk)
+        options = [HaloSettings(), HaloSettings("sampled", rate=self.config.halo_rate)]
+        options.append(HaloSettings("stale", every=self.config.halo_every))
+        room, counts = TierRoom(full.room, full.device_room, disk), halo_counts(self.dataset, starts)
+        return plan_over_ranks(full.shape, full.program, measured, room, counts, sizes, alone, options)
 
 
 def _place(config: FullConfig, full: FullGraph, folder: Path, loss: LossOf) -> StepPlan | None:

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -64,8 +65,8 @@ def train(
         return run.finish()
 
 
-def plan(config: RunConfig) -> Any:
-    """What training by `config` would take; nothing is left on disk.
+def plan(config: RunConfig, nproc: int = 1, bandwidth: int = 0) -> Any:
+    """What training by `config` would take; nothing is left on disk. nproc, bandwidth: as of `ooc.plan`, in bytes a second.
 
     Returns:
         `ooc.planning.run_plan.Plan`, or `ooc.training.full_mode.FullPlan` of exact training.
@@ -81,7 +82,8 @@ def plan(config: RunConfig) -> Any:
         scratch_folder(above if mode_of(config).plans_disk else None, "ooc-plan") as folder,
         planning(config, folder / "run") as mode,
     ):
-        return mode.predict(PLAN_SECONDS, variants=True)
+        found = mode.predict(PLAN_SECONDS, variants=True)
+        return found if nproc == 1 else replace(found, ranks=mode.predict_ranks(nproc, bandwidth))
 
 
 @contextmanager

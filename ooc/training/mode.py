@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ooc.config.base import RunConfig
 from ooc.history.history import Growth
+from ooc.planning.over_ranks import RanksPlan, gradients_over_ranks
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.arrays.rows import Ids
@@ -128,6 +129,11 @@ class Mode(ABC):
         """The plan of the whole run, of modes that have one. seconds: what each part of the profile may take; variants: whether
         to say what other settings would take."""
         raise NotImplementedError
+
+    def predict_ranks(self, nproc: int, bandwidth: int) -> RanksPlan:
+        """What so many processes would send to each other; bandwidth: bytes a second of one."""
+        nbytes = sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
+        return gradients_over_ranks(nbytes, nproc, bandwidth)
 
     @property
     @abstractmethod

@@ -12,11 +12,15 @@ from ooc.loading.arguments import check_store
 from ooc.planning.run_plan import Plan
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
+from ooc.stores.sizes import parse_bytes
 from ooc.training import loop
 from ooc.training.callbacks import Callback
 from ooc.training.compare_modes import compare
 from ooc.training.full_mode import FullPlan
 from ooc.training.watchers import terminal_watcher
+
+BANDWIDTH = "1GB"
+"""bytes a second between processes where none are given: ten gigabits"""
 
 
 def train(
@@ -63,11 +67,15 @@ def train(
     return loop.train(found, resume=resume, watcher=watcher, grown=grown, callbacks=callbacks)
 
 
-def plan(config: RunConfig | Path | str | None = None, **settings: Any) -> Plan | FullPlan:
+def plan(
+    config: RunConfig | Path | str | None = None, *, nproc: int = 1, bandwidth: int | str = BANDWIDTH, **settings: Any
+) -> Plan | FullPlan:
     """Predict memory, time, bytes and bottleneck of `train` with the same settings; nothing is left on disk.
 
     Args:
         config: As of `train`.
+        nproc: Processes that would train together; of more than one, `ranks` of the plan says what they send.
+        bandwidth: Bytes a second that one of them sends, such as "1GB".
         settings: As of `train`. Without a `mode`, all modes on batches of nodes are tried briefly, and the best is planned.
 
     Returns:
@@ -80,7 +88,7 @@ def plan(config: RunConfig | Path | str | None = None, **settings: Any) -> Plan 
 
     >>> ooc.plan(store="papers.ooc", mode="sampled", memory="2GB").prediction.seconds_per_epoch
     """
-    return plan_of(settings_of(config, _with_path(settings, config is None)))
+    return plan_of(settings_of(config, _with_path(settings, config is None)), nproc, bandwidth)
 
 
 def _with_path(settings: dict[str, Any], alone: bool) -> dict[str, Any]:
@@ -93,9 +101,13 @@ def _with_path(settings: dict[str, Any], alone: bool) -> dict[str, Any]:
     return {**(store.settings if alone else {}), **settings, "store": store.path}
 
 
-def plan_of(config: RunConfig) -> Plan | FullPlan:
-    """The plan of a configuration, of the best mode if it leaves the mode open."""
+def plan_of(config: RunConfig, nproc: int = 1, bandwidth: int | str = BANDWIDTH) -> Plan | FullPlan:
+    """The plan of a configuration, of the best mode if it leaves the mode open. nproc, bandwidth: as of `plan`."""
+    if nproc < 1:
+        raise ConfigError(f"nproc = {nproc} is invalid: give a number of processes")
+    if nproc > 1 and config.leaves_mode_open:
+        raise ConfigError("nproc is of one mode: give `mode` too")
     if config.leaves_mode_open:
         choice, made = compare(cast(TrainConfig, config))
         return replace(made, choice=choice)
-    return cast("Plan | FullPlan", loop.plan(config))
+    return cast("Plan | FullPlan", loop.plan(config, nproc, parse_bytes(bandwidth, "bandwidth")))

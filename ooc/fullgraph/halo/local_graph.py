@@ -7,6 +7,7 @@ stands together.
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,19 @@ class LocalDataset(Dataset):
     def fingerprint(self) -> str:
         """See `Dataset.fingerprint`; with the range."""
         return f"{self.whole.fingerprint} {self.first}:{self.stop}"
+
+
+def halo_counts(dataset: Dataset, starts: Ints) -> Ints:
+    """int64[K, K]: rows of each rank's halo (first index) that each other rank computes. starts: int64[K + 1], the ranges."""
+    indices = rows_over(dataset.graph.indices, lambda: dataset.edge_rows("indices"))
+    buffers, found = Buffers(kept=1, direct=True), []
+    for first, stop in pairwise(starts.tolist()):
+        begin, end, halo = int(dataset.graph.indptr[first]), int(dataset.graph.indptr[stop]), np.empty(0, np.int64)
+        for low in range(begin, end, _SLOTS_AT_ONCE):
+            values, _ = read_range(indices, low, min(low + _SLOTS_AT_ONCE, end), buffers)
+            halo = np.union1d(halo, _halo(values, first, stop))
+        found.append(np.diff(np.searchsorted(halo, starts)))
+    return np.stack(found)
 
 
 def _halo(source: NDArray[Any], first: int, stop: int) -> Ints:
