@@ -224,7 +224,7 @@ class FullMode(NodeMode):
 
     @classmethod
     def planned(cls, config: RunConfig) -> RunConfig:
-        return config.model_copy(update={"plan": True})
+        return config.model_copy(update={"plan": True, "halo": "exact"})  # one process plans for several
 
     def predict(self, seconds: float, variants: bool) -> FullPlan:
         """See `Mode`; made by `open`."""

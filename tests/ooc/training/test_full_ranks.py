@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+import ooc
+from ooc.stores.errors import ConfigError
 from ooc.training.checkpoint import read_metrics
 from tests.conftest import MakeStore
 from tests.ooc.ranks import run_ranks
@@ -64,3 +66,21 @@ def test_a_halo_of_one_process_is_refused(make_store: MakeStore, tmp_path: Path)
     (done,) = run_ranks(1, "-m", "ooc", "train", store, "--out", tmp_path / "run", *SMALL, "--halo", "stale")
     assert done.returncode == 2
     assert "halo = 'stale' applies to several processes" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_plan_predicts_the_bytes_to_be_sent(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store(num_nodes=203, num_edges=1500)
+    settings = {"mode": "full", "model": "gcn", "layers": 2, "hidden": 8, "halo_every": 4}
+    planned = ooc.plan(store=store, out=tmp_path / "plan", nproc=2, bandwidth="1MB", halo="stale", **settings).ranks
+    exact, sampled, stale = planned.exchanges
+    _, summary = trained(2, store, tmp_path / "run", "--model", "gcn")
+    assert summary["full"]["bytes_exchanged"] == 2 * exact.nbytes
+    assert sampled.nbytes == pytest.approx(0.1 * exact.nbytes, abs=1)
+    assert 0.25 * exact.nbytes < stale.nbytes < 0.5 * exact.nbytes
+    assert exact.seconds > stale.seconds > sampled.seconds > planned.gradient_seconds
+
+
+def test_processes_are_planned_for_one_mode(make_store: MakeStore) -> None:
+    with pytest.raises(ConfigError, match="give `mode` too"):
+        ooc.plan(store=make_store(num_nodes=20, num_edges=40), nproc=2)
