@@ -21,6 +21,7 @@ from ooc.stores.graph_set import GraphSet
 from ooc.stores.growth.lineage import touched_since
 from ooc.stores.growth.place import Place, open_place
 from ooc.stores.io.remote.url import store_path
+from ooc.stores.io.shared_blocks import SharedBlocks
 from ooc.stores.manifest import EdgeKey, Task, parse_edge_type, show_edge_type
 from ooc.stores.node_set import NodeSet
 from ooc.stores.process import ProcessMemory
@@ -64,6 +65,8 @@ class Dataset:
         self._nodes, self._edges = nodes, edges
         self._joined: dict[str, JoinedRows] = {}
         self._opened: dict[str, Any] = {}
+        self.shared: SharedBlocks | None = None
+        """memory in which passes over rows are shared with other processes of the host"""
         self._events: Events | None = None
         self._graphs: GraphSet | None = None
         self.engine = engine
@@ -156,6 +159,18 @@ class Dataset:
     def process_memory(self) -> ProcessMemory:
         """What its loaders divide, measured once by the first; a later one does not count the batches of earlier ones."""
         return ProcessMemory.measure(self.memory)
+
+    def share_reads(self, blocks: SharedBlocks | None) -> None:
+        """Share passes over feature rows with the processes of this host that share `blocks`; None: no more.
+
+        What one of them reads the others copy, and loaders group batches alike; batches stay the same. Not while rows are read.
+        Whoever made `blocks` closes it.
+
+        >>> ds.share_reads(SharedBlocks.attach(address, member=1))
+        """
+        self.shared = blocks
+        for each in (*self._nodes.values(), *self._edges.values()):
+            each.share_reads(blocks)
 
     @property
     def is_hetero(self) -> bool:

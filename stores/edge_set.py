@@ -18,6 +18,7 @@ from ooc.stores.bounds import ascending, within
 from ooc.stores.errors import InputError, StoreError
 from ooc.stores.graph import Graph, check_parts, index_dtype
 from ooc.stores.growth.place import Place
+from ooc.stores.io.shared_blocks import SharedBlocks
 from ooc.stores.manifest import EdgeKey, EdgeType, Manifest, Task, graph_array, show_edge_type
 
 
@@ -52,6 +53,7 @@ class EdgeSet:
         """number and names of the classes, as of `NodeSet`"""
         self._splits: Mapping[str, int] = owner.splits
         self._rows: dict[str, Rows] = {}
+        self._shared: SharedBlocks | None = None
         self._encodings: dict[str, Encoding] = {}
         self._of = f" of edge type {show_edge_type(self.key)}" if place.manifest.is_hetero else ""
 
@@ -65,6 +67,14 @@ class EdgeSet:
     def num_edges(self) -> int:
         """Number of edges."""
         return self.graph.num_edges
+
+    def share_reads(self, blocks: SharedBlocks | None) -> None:
+        """See `Dataset.share_reads`: of edge features, those that are opened later too."""
+        self._shared = blocks
+        for key in self._encodings:
+            rows = self._rows[key]
+            if isinstance(rows, ShardedRows):
+                rows.share(blocks)
 
     def rows(self, name: str) -> Rows:
         """Return `indices` or one of `graph.columns` as Rows [E] by slot, or `indptr` as Rows [N + 1], for edges on disk.
@@ -105,6 +115,8 @@ class EdgeSet:
         key = names.edge_array(name, self._owner)
         if key not in self._rows:
             rows: Rows = open_zarr_rows(self._place.group(key), key, self._engine, self._verify_reads)
+            if self._shared is not None and isinstance(rows, ShardedRows):
+                rows.share(self._shared)
             self._encodings[key] = encoding_of(rows, (self._place.group(key) / key).parent)
             self._rows[key] = loaded(rows) if self._in_memory else rows
         return self._rows[key], self._encodings[key]

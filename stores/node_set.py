@@ -23,6 +23,7 @@ from ooc.stores.growth.rows import DELTA_ROWS, DELTA_VALUES, DeltaRows, delta_ar
 from ooc.stores.ids import AnyIds, FetchedIds, GrownIds, IdMap, identity, rows_by_identity, whole_number
 from ooc.stores.io.engines import describe
 from ooc.stores.io.remote.group import RemoteGroup
+from ooc.stores.io.shared_blocks import SharedBlocks
 from ooc.stores.manifest import NODE, NodeType, Task
 
 
@@ -102,6 +103,12 @@ class NodeSet:
     def names(self) -> list[str]:
         """Names of the node arrays."""
         return sorted(self._rows)
+
+    def share_reads(self, blocks: SharedBlocks | None) -> None:
+        """See `Dataset.share_reads`."""
+        for rows in self._rows.values():
+            if isinstance(rows, ShardedRows):
+                rows.share(blocks)
 
     def rows(self, name: str) -> Rows:
         """Return the values of the node array `name`.

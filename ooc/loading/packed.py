@@ -106,7 +106,7 @@ class PackSession(PassSession):
         drafts = self._drafts()
         if self._first_alone:
             yield from grouped(islice(batches, 1), drafts)
-        yield from grouped(batches, drafts)
+        yield from grouped(batches, drafts, self._passes.ends)
 
     def _drafts(self) -> Iterator[PackDraft]:
         """Each once its half of the disk is free."""
@@ -137,7 +137,8 @@ class PackSession(PassSession):
         def pack_one(k: int) -> None:
             self.pack(group.only(k))
 
-        done, error = read_all_or_each(len(group.batches), lambda: self.pack(group), pack_one)
+        with self._passes.each():
+            done, error = read_all_or_each(len(group.batches), lambda: self.pack(group), pack_one)
         return FinishedGroup(done, error, group.batches)
 
     def pack(self, group: PackedGroup) -> None:
@@ -147,7 +148,7 @@ class PackSession(PassSession):
                 self._file.reserve(batch.rows_at, max(1, self.memory.packed_bytes(batch.num_rows)))
         writer = PackWriter(group, self._file, self.memory, self._writers)
         try:
-            for piece, values in self._ahead(iter(GroupPass(group, self._rows, self.memory)), self._read):
+            for piece, values in self._ahead(map(self._announced, GroupPass(group, self._rows, self.memory)), self._read):
                 with _less_would_do():
                     writer.add(piece, values)
             with _less_would_do():

@@ -131,7 +131,7 @@ class PackDraft:
         self, pool: int, memory: PackBytes, begin: int, largest: int, write: Callable[[Image, Place], None] | None = None
     ) -> None:
         self._pool, self._memory, self._begin, self._write = pool, memory, begin, write
-        self.largest, self.used = largest, 0
+        self.largest, self.used, self.fill = largest, 0, 0.0
         self._batches: list[PackedBatch] = []
         self._rows: list[NDArray[Any]] = []
 
@@ -153,6 +153,7 @@ class PackDraft:
         self._batches.append(PackedBatch(rest, entries, entries.at + entries.nbytes, len(batch.row)))
         self._rows.append(batch.row)
         self.largest, self.used = largest, used
+        self.fill = max(used / memory.group_disk, wanted / self._pool)
         if self._write is not None:
             self._write(batch.rest, rest)
             self._write(batch.entries, entries)

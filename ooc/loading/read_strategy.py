@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from ooc.loading.batch_bytes import BatchSize
 from ooc.loading.collate import SampledBatch
@@ -261,23 +261,55 @@ class Deferred(Generic[Batch]):
             raise self._failure
 
 
-def grouped(batches: Iterator[Any], drafts: Iterator[Any]) -> Iterator[Any]:
+class GroupEnds(Protocol):
+    """Where groups end, if several processes are to group alike."""
+
+    def begin(self) -> None:
+        """The next group begins."""
+
+    def goes_on(self, taken: int) -> bool:
+        """Whether the group has more than so many batches, where another process ended it before."""
+
+    @property
+    def most_full(self) -> float:
+        """The part of its memory that a group may take, if it has several batches."""
+
+    def as_good_as_full(self, taken: int) -> bool:
+        """Whether the group, which has no room for another batch, ends here: not where another process has more already."""
+
+    def full(self, taken: int) -> None:
+        """The group ended with so many batches, because no more fit."""
+
+
+def grouped(batches: Iterator[Any], drafts: Iterator[Any], ends: GroupEnds | None = None) -> Iterator[Any]:
     """Groups of consecutive batches, none left out; a failure comes after the group of the batches before it.
 
     drafts: groups in the making. `add(batch)` takes a batch in, the first always; it is False where the group is full, and then
-    `finish()` makes it.
+    `finish()` makes it. `fill` is the part of its memory that is taken. ends: None where groups are as large as the memory
+    allows; else they end a little earlier, so that what one process has in a group others can have too.
     """
-    source, draft = Deferred(batches), None
+    source, draft, taken, filled = Deferred(batches), None, 0, 0.0
     for batch in source:
-        draft = next(drafts) if draft is None else draft
-        if not draft.add(batch):
+        goes_on = draft is not None and (ends is None or ends.goes_on(taken))
+        if draft is not None and not (goes_on and draft.add(batch)):
+            if goes_on and ends is not None:
+                ends.full(taken)
             group = draft.finish()
             draft = None  # what a generator refers to stays in memory while the group is under way
             yield group
             del group
-            draft = next(drafts)
+        if draft is None:
+            draft, taken, filled = next(drafts), 0, 0.0
+            if ends is not None:
+                ends.begin()
             draft.add(batch)
         del batch
+        taken, last, filled = taken + 1, filled, draft.fill
+        if ends is not None and taken > 1 and 2 * filled - last > ends.most_full and ends.as_good_as_full(taken):
+            group = draft.finish()
+            draft = None
+            yield group
+            del group
     if draft is not None:
         yield draft.finish()
     source.check()

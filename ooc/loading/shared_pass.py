@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ooc.graph.aggregation import Floats
 from ooc.loading.batch_bytes import PIECES, PackBytes, ScanBytes
 from ooc.loading.feature_cache import RowLease, Stopped, registry_of
+from ooc.loading.host_passes import HostPasses
 from ooc.loading.read_strategy import ReadSession, ReadStrategy, chained, clocks_of, first_alone
 from ooc.loading.scan_memory import RowCopies
 from ooc.loading.shared_scan_plan import ScanPiece
@@ -27,6 +28,7 @@ from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import SECOND_SHARE, MemoryPlan
 from ooc.runtime.pipeline import Pipeline
 from ooc.runtime.range_io import ahead
+from ooc.stores.arrays.segment_rows import SegmentRows
 
 T = TypeVar("T")
 
@@ -83,6 +85,7 @@ class PassSession(ReadSession):
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="ooc-piece")
         self._clock, self._lock, self._lease = clock, threading.Lock(), lease
         self._first_alone = first_alone([rows], clock)
+        self._passes = HostPasses([rows], self.sample.order)
         self._stopped = False
 
     def _ahead(self, todo: Iterator[T], read: Callable[[T], NDArray[Any]]) -> Iterator[tuple[T, NDArray[Any]]]:
@@ -94,6 +97,12 @@ class PassSession(ReadSession):
             if self._stopped:
                 raise Stopped
             yield each
+
+    def _announced(self, piece: ScanPiece) -> ScanPiece:
+        """The piece, which is about to be read by another thread."""
+        if piece.plan is not None and isinstance(piece.rows, SegmentRows) and piece.rows.sharing is not None:
+            piece.rows.sharing.expect(piece.plan)
+        return piece
 
     def _read(self, piece: ScanPiece) -> NDArray[Any]:
         """The values of a piece's extents, or of its rows one behind the other."""
@@ -120,6 +129,7 @@ class PassSession(ReadSession):
         if self._lease is not None:
             self._lease.stop()
         self._stopped = True
+        self._passes.end()
 
     def closing(self) -> None:
         if self._lease is not None:

@@ -20,7 +20,7 @@ from ooc.graph.blocks import narrow
 from ooc.loading.batch_bytes import COPIES, PIECES, ScanBytes
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import RowLease
-from ooc.loading.read_strategy import ReadGroup, ServedBatch, grouped, read_all_or_each
+from ooc.loading.read_strategy import GroupEnds, ReadGroup, ServedBatch, grouped, read_all_or_each
 from ooc.loading.scan_memory import RowCopies, ScanMemory, ScanRows
 from ooc.loading.shared_pass import PassSession, SharedPass
 from ooc.loading.shared_scan_plan import BatchRemainder, ScanDraft, ScanPiece, SharedScan, WaitingBatch, pieces
@@ -68,16 +68,18 @@ class SharedScans(SharedPass):
             digest = digests_of(row, wanted.target, wanted.edge, wanted.scale, wanted.num_rows)
         return WaitingBatch(rest, row, wanted.target, wanted.edge, wanted.scale, wanted.own, size, digest)
 
-    def plan(self, batches: Iterator[WaitingBatch], pool: int, alone: bool = False) -> Iterator[SharedScan]:
+    def plan(
+        self, batches: Iterator[WaitingBatch], pool: int, alone: bool = False, ends: GroupEnds | None = None
+    ) -> Iterator[SharedScan]:
         """Scans of consecutive batches, each of as many as fit `pool` bytes, but of one at least; none left out.
 
-        alone: whether the first batch has a scan of its own.
+        alone: whether the first batch has a scan of its own; ends: see `grouped`.
         """
         memory = self.memory
         drafts = (ScanDraft(pool, memory.self_row_bytes, memory.reserved_bytes) for _ in repeat(None))
         if alone:
             yield from grouped(islice(batches, 1), drafts)
-        yield from grouped(batches, drafts)
+        yield from grouped(batches, drafts, ends)
 
     def session(self, clock: Clock, pool: int, lease: RowLease) -> "ScanSession":
         return ScanSession(self, clock, pool, lease)
@@ -101,7 +103,7 @@ class ScanSession(PassSession):
         self._decoders = self._load.decoders
 
     def plan(self, batches: Iterator[WaitingBatch]) -> Iterator[SharedScan]:
-        return self._strategy.plan(batches, self.pool, self._first_alone)
+        return self._strategy.plan(batches, self.pool, self._first_alone, self._passes.ends)
 
     def begin(self, turn: int) -> None:
         self._memory.request(turn)
@@ -130,7 +132,8 @@ class ScanSession(PassSession):
             self._add_all(group, rows, filling)
             scale_rows(rows.neighbor, group.scale)
 
-        done, error = read_all_or_each(len(group.batches), read_all, read_one)
+        with self._passes.each():
+            done, error = read_all_or_each(len(group.batches), read_all, read_one)
         return FinishedScan.of(done, error, group, rows)
 
     def room_for(self, scan: SharedScan, turn: int, gives_back: bool = True) -> ScanRows:
@@ -152,7 +155,7 @@ class ScanSession(PassSession):
         filling: called with the number of self rows that are in memory after each.
         """
         filled = 0
-        for piece, values in self._ahead(todo, self._read):
+        for piece, values in self._ahead(map(self._announced, todo), self._read):
             entries = slice(int(piece.first[0]), int(piece.first[-1]))
             of_row = piece.first - piece.first[0]
             target, edge = scan.target[entries], scan.edge[entries]

@@ -187,13 +187,21 @@ class ScanDraft:
         self._sum_table, self._table = SumTable(), RelabelTable()
         self._size: ScanSize | None = None
 
+    @property
+    def fill(self) -> float:
+        """The part of the memory that is taken."""
+        return 0.0 if self._size is None else self._size.nbytes / max(1, self._room(self._size))
+
+    def _room(self, size: ScanSize) -> int:
+        return self._pool - (0 if size.batches <= FEW else self._reserved)
+
     def add(self, batch: WaitingBatch) -> bool:
         """Take a batch in, unless the scan is full; see `ooc.loading.read_strategy.grouped`."""
         batch, sums = self._shared(batch)
         own = self._table.add(batch.own)
         self_rows = self._table.size * self._self_row_bytes
         size = batch.size if self._size is None else self._size.joined(batch.size, self_rows)
-        if self._batches and size.nbytes > self._pool - (0 if size.batches <= FEW else self._reserved):
+        if self._batches and size.nbytes > self._room(size):
             return False
         self._batches.append(batch.in_own_pages())
         self._sums.append(sums)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ooc.loading.batch_bytes import BatchSize
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CachedNodes, RowLease, Slots, own_cache, registry_of
+from ooc.loading.host_passes import HostPasses
 from ooc.loading.read_strategy import (
     ReadGroup,
     ReadSession,
@@ -84,13 +85,15 @@ class SuperbatchSession(ReadSession):
         stages, whole, most = strategy.stages, strategy.planner(pool), strategy.memory.max_bytes
         self.sample, self._load, self._collate = stages.sample, stages.load.begun(), stages.collate
         self._number, self._columns = list(stages.disk_arrays), whole.columns
+        self._passes = HostPasses([each.rows for each in whole.arrays], self.sample.order)
         self._arrays: list[_ArrayReader] = []
         spare = most if len(whole.arrays) > 1 else 0  # a batch may have more of one array than that array's share
         try:
             for array, share in zip(whole.arrays, whole.shares, strict=True):
                 self._arrays.append(_ArrayReader(array, stages.load, int(pool * share) + spare, most))
             room = pool // SECOND_SHARE if any(each.second for each in self._arrays) else pool
-            self._planner = replace(strategy.planner(room, [each.residents for each in self._arrays]), first_alone=alone)
+            planner = strategy.planner(room, [each.residents for each in self._arrays])
+            self._planner = replace(planner, first_alone=alone, ends=self._passes.ends)
         except BaseException:
             self.end()
             raise
@@ -110,7 +113,8 @@ class SuperbatchSession(ReadSession):
             for fill, row in zip(fills, group.batches[k].row, strict=True):
                 fill.read(np.unique(row))
 
-        done, error = read_all_or_each(len(group.batches), read_all, read_one)
+        with self._passes.each():
+            done, error = read_all_or_each(len(group.batches), read_all, read_one)
         return FilledSuperbatch(done, error, group, tuple(fill.finish() for fill in fills))
 
     def collate(self, served: ServedBatch) -> tuple[int, object]:
@@ -130,6 +134,7 @@ class SuperbatchSession(ReadSession):
 
     def stop(self) -> None:
         self._load.stop()
+        self._passes.end()
         for each in self._arrays:
             each.lease.stop()
 
@@ -138,6 +143,7 @@ class SuperbatchSession(ReadSession):
             each.lease.stopping = True
 
     def end(self) -> None:
+        self._passes.end()
         for each in self._arrays:
             each.end()
 

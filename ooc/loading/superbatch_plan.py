@@ -20,7 +20,7 @@ from ooc.graph.relabel import RelabelTable, by_last_use
 from ooc.loading.batch_bytes import BatchSize
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CacheChange, CachedNodes, shared_rows
-from ooc.loading.read_strategy import AHEAD, Deferred, grouped
+from ooc.loading.read_strategy import AHEAD, Deferred, GroupEnds, grouped
 from ooc.loading.stages import BatchArray, BatchStages
 
 FIRST_BYTES, GROWTH = 2**30, 4
@@ -152,11 +152,11 @@ class _Union:
         self._most = max(self._most, len(ids))
         return self._table.add(ids)
 
-    def fits(self, most_rows: int, limit: int) -> bool:
-        """Whether the rows numbered last fit too. One batch's room is left: the next superbatch goes on being read while this
-        one's last batches wait for the model."""
+    def filled(self, most_rows: int, limit: int) -> float:
+        """The part of their memory that the rows take, with those numbered last: more than 1 where these do not fit. One
+        batch's room is left: the next superbatch goes on being read while this one's last batches wait for the model."""
         size = self._table.size
-        return size <= most_rows and size + self._most <= limit
+        return max(size / most_rows, (size + self._most) / max(1, limit))
 
     def take(self, number: NDArray[np.int32], batch: int, limit: int) -> None:
         """Take the rows numbered last in, as those of that batch."""
@@ -184,6 +184,8 @@ class SuperbatchDraft:
         self._unions = [_Union() for _ in planner.arrays]
         self._batches: list[CompactBatch] = []
         self._kept = self._batch = self._active = self._drawing = 0
+        self.fill = 0.0
+        """the part of the memory that is taken"""
 
     def add(self, drawn: SampledBatch) -> bool:
         """Take a batch in, unless the superbatch is full; see `ooc.loading.read_strategy.grouped`."""
@@ -195,9 +197,10 @@ class SuperbatchDraft:
         self._active = max(self._active, memory.activation_bytes(drawn))
         self._drawing = max(self._drawing, drawn.subgraph.nbytes)
         limits = planner.rows_limits(kept, self._batch, self._active, self._drawing)
-        fit = all(union.fits(*most) for union, *most in zip(self._unions, self._most_rows, limits, strict=True))
-        if self._batches and not fit:
+        fill = max(union.filled(*most) for union, *most in zip(self._unions, self._most_rows, limits, strict=True))
+        if self._batches and fill > 1:
             return False
+        self.fill = fill
         for union, number, limit in zip(self._unions, numbers, limits, strict=True):
             union.take(number, len(self._batches), limit)
         self._batches.append(packed)
@@ -236,6 +239,8 @@ class SuperbatchPlanner:
     growth: int = GROWTH
     first_alone: bool = False
     """whether the first batch is a superbatch of its own"""
+    ends: GroupEnds | None = None
+    """where superbatches end, if several processes are to group alike"""
 
     @cached_property
     def arrays(self) -> tuple[BatchArray, ...]:
@@ -280,7 +285,7 @@ class SuperbatchPlanner:
         known = map(self.stages.load.with_edge_ids, batches)
         if self.first_alone:
             yield from grouped(islice(known, 1), iter([SuperbatchDraft(self, 1)]))
-        yield from grouped(known, (SuperbatchDraft(self, self.growth**k) for k in count()))
+        yield from grouped(known, (SuperbatchDraft(self, self.growth**k) for k in count()), self.ends)
 
     def plan(self, batches: Iterator[SampledBatch]) -> Iterator[Superbatch]:
         """Each superbatch once the next one is known, so that it knows which of its rows that one evicts.

@@ -42,6 +42,8 @@ PACKED_PIECE_SHARE = 256
 """A piece of a packed batch takes at most 1/256 of the batches' memory: each of the many batches of a group fills one"""
 PACKED_SPAN_SHARE = 1024
 """Reads of packed batches are planned for a row in 1,024 bytes of the batches' memory at once, which takes a twelfth of it"""
+SHARED_READS_SHARE = 64
+"""Memory in which the ranks of a host share what they read is at most 1/64 of one rank's"""
 RANKED_SHARE = 2
 """Groups of sources that are ranked take half of what the memory leaves; the rest is for what torch and the reads take"""
 DEVICE_TOPOLOGY_SHARE = 2
@@ -229,6 +231,8 @@ class MemoryPlan:
     """what `beside_history` or `beside_tables` has left to histories, to a memory of nodes or to embedding tables"""
     whole: bool = False
     """whether `states` has all rows of embedding tables"""
+    shared: int = 0
+    """this process's part of the memory in which the ranks of a host share what they read"""
     device: DevicePlan | None = None
     """of the GPU that batches are moved to; None: the CPU, or nothing stays there"""
 
@@ -367,6 +371,7 @@ class MemoryPlan:
             "  model": self.model,
             "  libraries": self.runtime,
             "  read buffers": self.scratch,
+            **({"  blocks shared with ranks": self.shared} if self.shared else {}),
             "  batches, superbatches, activations": self.batches,
             "    of it a batch at most": self.max_batch,
             **({} if self.device is None else self.device.parts()),
@@ -391,6 +396,7 @@ def divide(
     labels: int = 0,
     model: int = 0,
     scratch: int = 0,
+    shared: int = 0,
     origin: str = "",
 ) -> MemoryPlan:
     """Divide `memory` bytes; arguments are bytes, named as in `MemoryPlan`. The parts sum to `memory`, except for rounding.
@@ -405,6 +411,7 @@ def divide(
         "the model and its state": model,
         "libraries": RUNTIME_BYTES,
         "read buffers": scratch,
+        "blocks shared with ranks": shared,
         "the smallest batches": SHARES * LEAST_BATCH,
     }
     fixed, here = sum(others.values()) - SHARES * LEAST_BATCH, graph.under(memory)
@@ -417,7 +424,8 @@ def divide(
             f"{format_bytes(memory)} of memory leaves nothing for batches: {', '.join(named[:-1])} and {named[-1]} take "
             f"{format_bytes(least)}; give at least {format_bytes(advised)}"
         )
-    return MemoryPlan(memory, baseline, here, labels, model, RUNTIME_BYTES, scratch, 2 * share, share, origin, graph)
+    fixed_parts = memory, baseline, here, labels, model, RUNTIME_BYTES, scratch
+    return MemoryPlan(*fixed_parts, 2 * share, share, origin, graph, shared=shared)
 
 
 def plan_memory(dataset: Dataset, model: int = 0, columns: Collection[str] | None = None) -> MemoryPlan:
@@ -443,6 +451,7 @@ def plan_memory(dataset: Dataset, model: int = 0, columns: Collection[str] | Non
         labels=labels + sum(len(each.splits) * Members.nbytes_for(each.num_nodes) for each in nodes),
         model=model,
         scratch=read_buffer_bytes(dataset.engine) + _request_bytes(dataset) + _large_chunks(dataset),
+        shared=0 if dataset.shared is None else dataset.shared.nbytes // dataset.shared.members,
         origin=process.origin,
     )
 

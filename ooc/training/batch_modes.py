@@ -53,6 +53,7 @@ from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.process import resident_bytes
+from ooc.stores.sizes import format_bytes
 from ooc.training import checkpoint, summary
 from ooc.training.build import device_model_bytes, make_optimizer, model_bytes, table_shapes
 from ooc.training.data_parallel import shared_batches
@@ -134,12 +135,13 @@ class BatchMode(NodeMode):
         return full_hops(self.model, self.dataset, self.config.layers)
 
     def notes(self) -> list[str]:
-        """See `Mode`; what cannot be done with a model that has its own forward is said before it is trained."""
+        """See `Mode`; how ranks of a host share its disk, and what cannot be done with a model that has its own forward."""
+        said = [*super().notes(), *self._disk_notes()]
         if self.by_layers or self.dataset.is_hetero:
-            return super().notes()
+            return said
         name = self.config.model if ":" not in self.config.model else type(self.model).__name__
         why = f"{name} {own_way(self.model)}"
-        return [*super().notes(), f"{why}: `ooc infer` computes it on full neighborhoods, and modes history and full refuse it"]
+        return [*said, f"{why}: `ooc infer` computes it on full neighborhoods, and modes history and full refuse it"]
 
     def _share_block_policy(self) -> None:
         """One policy for freed blocks in training and scores: the training loader's, else the scores' loaders'."""
@@ -156,6 +158,16 @@ class BatchMode(NodeMode):
         drawn_by = weight_column_of(graphs, self.config.weight_attr)
         there = {name for graph in graphs.values() for name in graph.columns}
         return {name for name in ("weight", drawn_by) if name is not None and name in there}
+
+    def _disk_notes(self) -> list[str]:
+        """How the ranks of this host read features that stay on disk."""
+        count, shared = self.ranks.local_world_size, self.dataset.shared
+        if self.ranks.alone or count == 1 or not self.loader.strategy.reads_disk:
+            return []
+        if shared is None:
+            return [f"each of the {count} ranks of this host reads the disk for itself, as they cannot share memory"]
+        of = f"{format_bytes(shared.nbytes)} of shared memory"
+        return [f"the {count} ranks of this host read the disk once: what one has read the others copy from {of}"]
 
     def _make_loader(self) -> BatchLoader:
         raise NotImplementedError

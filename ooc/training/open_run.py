@@ -15,11 +15,12 @@ from ooc.models.dropout import STREAM
 from ooc.runtime.memory import MemoryMeter
 from ooc.runtime.ranks import Ranks, joined_ranks
 from ooc.runtime.restoring import settings_restored
+from ooc.runtime.shared_reads import shared_blocks
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, OocError
 from ooc.stores.io.working import scratch_folder
-from ooc.stores.sizes import format_bytes
+from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import checkpoint
 from ooc.training.build import make_optimizer, takes_floats
 from ooc.training.loggers import LOGGERS
@@ -49,10 +50,14 @@ def open_run(
             own = opened.enter_context(scratch_folder(nearest_folder(config.out), f"ooc-rank-{ranks.rank}"))
             config, watchers, resume = config.model_copy(update={"out": own / "run"}), Watchers([]), False
         run_dir = opened.enter_context(kept_if_started(checkpoint.RunDir(config.out, resume)))
+        limit = None if config.memory is None else parse_bytes(config.memory, "memory")
+        blocks = opened.enter_context(shared_blocks(ranks, limit))
 
         def composed() -> Run:
             meter = opened.enter_context(MemoryMeter("run"))
             data = opened.enter_context(open_dataset(config)) if dataset is None else dataset
+            data.share_reads(blocks)
+            opened.callback(data.share_reads, None)
             return compose(config, data, watchers, meter, run_dir, saved, grown, resume, ranks)
 
         run = ranks.together(composed)

@@ -13,12 +13,17 @@ from ooc.stores.io.engines import Engine, open_engine
 from ooc.stores.io.engines.checking import CheckingEngine
 from ooc.stores.io.engines.pread import PreadEngine
 from ooc.stores.io.engines.remote import RemoteEngine
+from ooc.stores.io.engines.sharing import SharingEngine
 from ooc.stores.io.read_plan import MAX_EXTENT_BYTES, ReadCost, ReadPlan, plan_by_cost, plan_ranges
 from ooc.stores.io.segments import Segments, map_segments
+from ooc.stores.io.shared_blocks import SharedBlocks
 from ooc.stores.io.threads import Background
 
 Empty = Callable[[int], NDArray[np.uint8]]
 """allocates memory of the given size with arbitrary content"""
+_LEAST_PATIENCE = 2.0
+"""seconds that a pass waits for processes behind it, which share its reads, if reading all of the array takes less: those that
+train together are seldom further apart, and none goes on without the others anyway"""
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -36,6 +41,9 @@ class SegmentRows(Background):
 
     >>> SegmentRows((1000, 64), np.dtype("float16"), segments).read(ids, out)
     """
+
+    sharing: SharingEngine | None = None
+    """the part of `engine` that shares reads with other processes"""
 
     def __init__(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], segments: Segments, engine: str = "auto", verify: bool = False
@@ -106,6 +114,17 @@ class SegmentRows(Background):
         return ReadPlan(
             self.row_bytes, offset, np.diff(offset, append=high), _NO_ROWS, _NO_ROWS, np.zeros(len(offset) + 1, np.int64)
         )
+
+    def share(self, blocks: SharedBlocks | None) -> None:
+        """Share the passes over these rows with other processes from now on; None: no more. See `SharingEngine`."""
+        own = self.engine
+        inner = own.inner if isinstance(own, CheckingEngine) else own
+        engine = inner.inner if isinstance(inner, SharingEngine) else inner
+        self.sharing = None
+        if blocks is not None:
+            whole = self.cost.seconds(np.full(-(-self.segments.total // MAX_EXTENT_BYTES), MAX_EXTENT_BYTES))
+            engine = self.sharing = SharingEngine(engine, self.segments, blocks, max(whole, _LEAST_PATIENCE))
+        self.engine = CheckingEngine(engine, self.segments, own.all_chunks) if isinstance(own, CheckingEngine) else engine
 
     def checked(self, engine: Engine) -> Engine:
         """Another engine over the same segments, whose reads are compared with checksums as those of `engine` are."""
