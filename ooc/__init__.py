@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ooc.layerwise.top_k import TopK, top_k
     from ooc.loading.event_loader import EventLoader
     from ooc.loading.graph_loader import GraphLoader
+    from ooc.loading.lightning import LightningData
     from ooc.loading.link_neighbor_loader import LinkNeighborLoader
     from ooc.loading.neighbor_loader import HGTLoader, NeighborLoader
     from ooc.loading.snapshot_loader import SnapshotLoader
@@ -62,6 +63,7 @@ __all__ = [
     "HistoricalNegatives",
     "InputError",
     "Labor",
+    "LightningData",
     "LinkConfig",
     "LinkNeighborLoader",
     "MemoryMeter",
@@ -127,6 +129,7 @@ __getattr__ = lazy_exports(
         "GraphLoader": "ooc.loading.graph_loader",
         "HistoricalNegatives": "ooc.sampling.negatives",
         "Labor": "ooc.sampling.labor",
+        "LightningData": "ooc.loading.lightning",
         "LinkConfig": "ooc.config.links",
         "LinkNeighborLoader": "ooc.loading.link_neighbor_loader",
         "MemoryMeter": "ooc.runtime.memory",

@@ -6,6 +6,8 @@ SCRIPTS = {
     "train_nodes": "classify nodes with your own PyTorch loop: NeighborLoader, validation, predictions of all nodes",
     "train_events": "train on a stream of events, ranking each event's destination against negatives",
     "train_snapshots": "train on windows of a temporal graph, each predicting the next one",
+    "train_ray": "your own PyTorch loop in several processes, under Ray Train",
+    "train_slurm": "a job of SLURM that trains on several machines: sbatch train_slurm.sh STORE RUN",
     "sort_edges_dask": "sort edges with Dask, for `ooc ingest --sorted`",
     "sort_edges_spark": "sort edges with Spark, for `ooc ingest --sorted`",
 }
@@ -28,4 +30,5 @@ def source(name: str) -> str:
 
     >>> print(source("train_nodes"))
     """
-    return (files(__name__) / f"{name}.py").read_text()
+    folder = files(__name__)
+    return next(path for path in (folder / f"{name}.py", folder / f"{name}.sh") if path.is_file()).read_text()

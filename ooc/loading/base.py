@@ -253,6 +253,11 @@ class BatchLoader(EpochLoader):
         """Steps of an epoch in which this rank has seeds; see `Order.own_steps`."""
         return self._order.own_steps
 
+    @property
+    def shared_steps(self) -> int:
+        """Steps of an epoch in which all ranks have seeds; rank 0 has none in a last one that has too few."""
+        return replace(self._order, rank=0).own_steps
+
     def set_epoch(self, epoch: int) -> None:
         """The next `iter` is this epoch, from its beginning, or from where `load_state_dict` left that same epoch."""
         if epoch != self._start.epoch:

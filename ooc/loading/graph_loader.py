@@ -187,6 +187,11 @@ class GraphLoader(EpochLoader):
         """Steps of an epoch in which this rank has graphs; see `GraphOrder.own_steps`."""
         return self.order.own_steps
 
+    @property
+    def shared_steps(self) -> int:
+        """Steps of an epoch in which all ranks have graphs; rank 0 has none in a last one that has too few."""
+        return replace(self.order, rank=0).own_steps
+
     def set_epoch(self, epoch: int) -> None:
         """The next `iter` is this epoch, from its beginning, or from where `load_state_dict` left that same epoch."""
         if epoch != self._start.epoch:
