@@ -22,6 +22,8 @@ FORMAT = 1
 CHECKPOINT = "checkpoint.pt"
 METRICS = "metrics.jsonl"
 PLAN = "plan.json"
+RANKS = "ranks.json"
+"""by how many processes the run was begun, where there were several: what `batch_size` in its configuration is a part of"""
 
 
 def save(run_dir: Path, state: dict[str, Any], name: str = CHECKPOINT) -> Path:

@@ -45,7 +45,7 @@ def open_run(
     """
     with settings_restored(), joined_ranks(config.device) as ranks, closing(watchers), ExitStack() as opened:
         given = config
-        config, resume, saved = ranks.decided(lambda: beginning(given, resume))
+        config, resume, saved, began = ranks.decided(lambda: beginning(given, resume, ranks.world_size))
         if not ranks.first:
             own = opened.enter_context(scratch_folder(nearest_folder(config.out), f"ooc-rank-{ranks.rank}"))
             config, watchers, resume = config.model_copy(update={"out": own / "run"}), Watchers([]), False
@@ -58,22 +58,24 @@ def open_run(
             data = opened.enter_context(open_dataset(config)) if dataset is None else dataset
             data.share_reads(blocks)
             opened.callback(data.share_reads, None)
-            return compose(config, data, watchers, meter, run_dir, saved, grown, resume, ranks)
+            return compose(config, data, watchers, meter, run_dir, saved, grown, resume, ranks, began)
 
         run = ranks.together(composed)
         with closing(run.mode):
             yield run
 
 
-def beginning(config: RunConfig, resume: bool) -> tuple[RunConfig, bool, dict[str, Any] | None]:
-    """(the configuration, whether to go on with its run, from which checkpoint) of a command, which torchrun may have started
-    before: then it goes on with the run that it began."""
+def beginning(config: RunConfig, resume: bool, world_size: int) -> tuple[RunConfig, bool, dict[str, Any] | None, int]:
+    """(the configuration, whether to go on with its run, from which checkpoint, by how many processes it was begun) of a
+    command, which torchrun may have started before: then it goes on with the run that it began."""
     before = None if resume else begun_before(config)
     if before is not None:
         config, resume = config.model_copy(update={"out": before}), True
     saved = check_out(config, resume)
     begins(config)
-    return config, resume, saved
+    found = checkpoint.read_json(config.out / checkpoint.RANKS, "start the run again elsewhere") if resume else None
+    began = (found or {"world_size": 1})["world_size"] if (config.out / CONFIG).exists() else world_size
+    return config, resume, saved, began
 
 
 def share_of_batch(config: RunConfig, saved: dict[str, Any], ranks: Ranks) -> tuple[RunConfig, str | None]:
@@ -147,14 +149,15 @@ def compose(
     grown: bool,
     resumed: bool,
     ranks: Ranks,
+    began: int,
 ) -> Run:
-    """Put the run together, and take up the checkpoint `saved` where there is one. resumed: whether one is expected.
+    """Put the run together, and take up the checkpoint `saved` where there is one. resumed: whether one is expected; began: by
+    how many processes the run was.
 
     Nothing is written before everything that can be refused without files has been checked.
     """
-    given, note = config, None
-    if saved:
-        config, note = share_of_batch(config, saved, ranks)
+    given = config
+    config, note = share_of_batch(config, saved or {"world_size": began}, ranks)
     touched = touched_since(config, dataset, saved, grown) if saved else None
     threads = saved["threads"] if saved else config.threads
     if threads is not None:
@@ -172,6 +175,8 @@ def compose(
         log = run_dir.claim(saved["metrics_bytes"] if saved and ranks.first else 0)
         run = Run(config, dataset, mode, optimizer, log, watchers, meter)
         if not saved:
+            if began > 1:
+                checkpoint.write_json(config.out / checkpoint.RANKS, {"world_size": began})
             write_config(given)  # from here on it is a run, which --resume takes
         for text in (note, None if growth is None else growth.note):
             if text:
@@ -272,7 +277,11 @@ def check_out(config: RunConfig, resume: bool) -> dict[str, Any] | None:
 def _left_by_a_killed_start(path: Path) -> bool:
     """Whether a run killed before its config.json stood leaves such a file: half of it, or the empty log."""
     half = path.name.startswith(".") and path.name.endswith(".tmp")
-    return half or (path.name == checkpoint.METRICS and path.is_file() and not path.stat().st_size)
+    return (
+        half
+        or path.name == checkpoint.RANKS
+        or (path.name == checkpoint.METRICS and path.is_file() and not path.stat().st_size)
+    )
 
 
 def write_config(config: RunConfig) -> None:

@@ -104,6 +104,17 @@ def test_a_rank_that_fails_ends_all_with_one_line(make_store: MakeStore, tmp_pat
     assert lines == [f"ooc: error: {out} exists already: choose another --out, or go on with that run by --resume"]
 
 
+def test_a_run_that_was_killed_before_its_first_checkpoint_keeps_its_batch(make_store: MakeStore, tmp_path: Path) -> None:
+    store, out = make_store(), tmp_path / "run"
+    run_ranks(2, *command(store, out, 1), "--batch-size", "4")
+    (out / "checkpoint.pt").unlink()
+    expected, _ = results(out)
+    (done,) = run_ranks(1, *command(store, out, 1), "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "1 process in place of 2: batch_size = 8" in done.stderr
+    assert [loss for _, loss in results(out)[0]] == pytest.approx([loss for _, loss in expected], abs=1e-6)
+
+
 def test_processes_that_do_not_divide_a_batch_are_refused(make_store: MakeStore, tmp_path: Path) -> None:
     store, out = make_store(), tmp_path / "run"
     run_ranks(1, *command(store, out), "--batch-size", "5", "--max-steps", "4")
