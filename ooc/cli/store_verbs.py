@@ -83,7 +83,7 @@ def _left_out(reason: str, count: int) -> str:
 
 @app.command(cls=Verb, rich_help_panel=STORES, epilog="ooc join papers.ooc papers-1 papers-2")
 def join(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to write.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The store to write.", parser=store_path)],
     shards: Annotated[list[Path], typer.Argument(metavar="SHARD...", help="What ingests with --shard wrote, all of them.")],
 ) -> None:
     """Put the shards of a store together.

@@ -10,7 +10,7 @@ from ooc.pyg.staging import FileOrArray, joined, staged
 from ooc.stores.dataset import Dataset
 from ooc.stores.ingest import HeteroSpec, IngestResult, IngestSpec, spec_of
 from ooc.stores.ingest.duck import Progress
-from ooc.stores.io.remote.url import store_path
+from ooc.stores.io.remote.url import refuse_url, store_path
 from ooc.stores.remote.upload import built_for
 
 if TYPE_CHECKING:
@@ -173,6 +173,8 @@ def ingest(
     >>> ooc.ingest("tiny.ooc", edges=edge_index, features={"x": x}, labels=y, random_split=(0.6, 0.2, 0.2))
     """
     given = {name: value for name, value in locals().items() if name not in ("out", "cache_dir", "progress")}
+    if shard is not None:
+        refuse_url(out, "written in shards")
     with staged(given) as settings, built_for(out, cache_dir, progress) as path:
         spec = spec_of({"out": path, **settings}, parse)
         if isinstance(spec, HeteroSpec) or spec.pyg is None:

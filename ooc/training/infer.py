@@ -282,8 +282,9 @@ def embed(
             one. A model with its own forward has only the forward's result, so `layer` must be None.
         node_type: Of a heterogeneous store, the type whose rows are computed; of a run by default the one that it learned.
         out: A Zarr group to write: array `x` float32 [N, columns], which `ooc.open(features={"x": "embeddings.zarr/x"})` takes.
-        model, store, memory, engine, num_layers, model_class, allow_code, folder, progress, verify_reads, device,
-            cache_dir, cache, all_ranks: As of `infer`.
+        model, store, memory, engine, num_layers, model_class, allow_code, folder, progress, verify_reads, device: As of
+            `infer`.
+        cache_dir, cache, all_ranks: As of `infer`.
 
     Returns:
         `NodeRows` float32 [N, columns] if `out` is None, else `WrittenRows` about the group.

@@ -27,6 +27,7 @@ from ooc.stores.ingest.duck import Progress, silent
 from ooc.stores.ingest.spec import IngestResult
 from ooc.stores.ingest.steps import Steps, fingerprint
 from ooc.stores.io.atomic import check_absent, disk_errors, write_error
+from ooc.stores.io.remote.url import refuse_url
 from ooc.stores.io.working import tidy
 from ooc.stores.manifest import SHARD, Manifest
 
@@ -82,10 +83,10 @@ def join(out: Path | str, shards: Sequence[Path | str], progress: Progress | Non
     >>> ooc.join("papers.ooc", ["papers-1", "papers-2"]).num_nodes
     8000000
     """
-    begin, out = time.perf_counter(), Path(out)
+    begin, out = time.perf_counter(), refuse_url(out, "joined")
     tidy(out)
     check_absent(out)
-    parts = _in_order([_Part.open(Path(path)) for path in shards])
+    parts = _in_order([_Part.open(refuse_url(path, "joined")) for path in shards])
     steps = Steps(out, fingerprint("join", [part.path / "zarr.json" for part in parts]))
     keep = False
     try:

@@ -109,6 +109,7 @@ class Segments:
         A block is valid until the next one, and the last one of a file is shorter. Raises StoreError as `read` does, and for a
         chunk that does not match its checksum.
         """
+        self.fill()
         scratch = np.empty(_BLOCK_BYTES, np.uint8)
         for path, begin, payload in zip(self.paths, self.start.tolist(), self.payload.tolist(), strict=False):
             with _opened(path, payload) as fd:

@@ -114,6 +114,8 @@ def test_the_command_line(bucket: str, arrays: dict[str, Any], tmp_path: Path, c
         ("train", "s3://other/p.ooc", *cache): "there is no such bucket",
         ("ingest", "s3://other/p.ooc", "--edges", arrays["edges"], *cache): "there is no such bucket",
         ("append", url, "--edges", arrays["edges"]): f"{url} cannot be appended to where it is: change a local copy",
+        ("join", url, "a", "b"): f"{url} cannot be joined where it is",
+        ("ingest", f"{bucket}/1", "--edges", arrays["edges"], "--shard", "1/2"): "cannot be written in shards where it is",
         ("compact", url): f"{url} cannot be compacted where it is",
         ("split", url, "--random-split", "0.5,0.5,0"): f"{url} cannot be split again where it is",
         (
