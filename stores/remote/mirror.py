@@ -92,7 +92,7 @@ class Mirror:
         lock = _shared(mirror)
         try:
             if not mirror.is_dir():
-                with _alone(mirror, lock):
+                with _alone(mirror):
                     if not mirror.is_dir():
                         _build(client, url, mirror, top, inner)
             return cls(url, mirror / "store", lock)
@@ -194,13 +194,15 @@ def _shared(mirror: Path) -> int:
 
 
 @contextmanager
-def _alone(mirror: Path, lock: int) -> Iterator[None]:
-    """The mirror for one process at a time while it is made; the shared lock is given up meanwhile."""
-    fcntl.flock(lock, fcntl.LOCK_EX)
+def _alone(mirror: Path) -> Iterator[None]:
+    """The making of a mirror for one process at a time; a lock of its own, as who has made it keeps the shared one."""
+    with disk_errors(mirror):
+        making = os.open(mirror.with_name(f".{mirror.name}.making"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        fcntl.flock(making, fcntl.LOCK_EX)
         yield
     finally:
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        os.close(making)
 
 
 def _build(client: Client, url: StoreUrl, mirror: Path, top: bytes, inner: tuple[str, bytes]) -> None:

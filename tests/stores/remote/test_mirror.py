@@ -25,6 +25,7 @@ from ooc.stores.remote.mirror import CacheSettings, Mirror, opened
 from tests.conftest import random_edges
 from tests.forked import Python
 from tests.stores.damage import flip, shard
+from tests.waiting import in_threads
 from tools.bench.lib.range_server import Conditions, at_random, serving
 
 pytest.importorskip("obstore")
@@ -196,6 +197,21 @@ def test_several_data_sets_share_the_cache(url: str, store: Path, cached: dict[s
         conditions.asked.clear()
         same(other, near)
         assert conditions.asked == []
+
+
+def test_ranks_open_a_store_at_once(url: str, store: Path, cached: dict[str, Any], conditions: Conditions) -> None:
+    """Each keeps it open until all have; one of them makes the mirror."""
+    conditions.latency_s, opened_by = 0.005, {}
+
+    def open_one(number: int) -> None:
+        opened_by[number] = Dataset.open(url, **cached)
+
+    in_threads(4, open_one)
+    assert conditions.asked.count("/s.ooc/graph/indptr/zarr.json") == 1
+    with Dataset.open(store) as near:
+        for far in opened_by.values():
+            same(far, near)
+            far.close()
 
 
 @pytest.mark.parametrize(
