@@ -293,7 +293,7 @@ class FullConfig(NodeConfig):
     halo_rate: float = Field(
         default=0.1, gt=0, le=1, description="Share of the halo's rows that an epoch draws (halo sampled)."
     )
-    halo_every: Positive = Field(default=4, description="Epochs after which a row is sent again at the latest (halo stale).")
+    halo_every: Positive = Field(default=2, description="Epochs after which a row is sent again at the latest (halo stale).")
     halo_tolerance: float | None = Field(
         default=None,
         ge=0,

@@ -169,6 +169,8 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ]
     if summary.get("histories"):
         tiles.append(("rows from histories", f"{100 * summary['histories']['share_pulled']:.1f} %"))
+    if sent := (summary.get("full") or {}).get("bytes_exchanged"):
+        tiles.append(("sent between processes", format_bytes(sent)))
     tiles.append(("peak memory", format_bytes(summary["peak_rss_bytes"])))
     if summary["peak_cuda_bytes"]:
         tiles.append(("peak CUDA memory", format_bytes(summary["peak_cuda_bytes"])))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import ooc
+from ooc.report.page import write_report
 from ooc.stores.errors import ConfigError
 from ooc.training.checkpoint import read_metrics
 from tests.conftest import MakeStore
@@ -33,6 +34,8 @@ def test_processes_train_as_one(make_store: MakeStore, tmp_path: Path, count: in
     assert losses == pytest.approx(expected, abs=1e-6)
     assert several["metrics"] == {split: pytest.approx(scores, abs=1e-5) for split, scores in one["metrics"].items()}
     assert several["full"]["bytes_exchanged"] > 0
+    assert "sent between processes" in write_report(tmp_path / "several").read_text()
+    (tmp_path / "several" / "report.html").unlink()
     assert "bytes_exchanged" not in one["full"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "several", "test.ooc"]
 
@@ -45,7 +48,11 @@ def test_more_processes_than_nodes_are_refused(make_store: MakeStore, tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
-OPTIONS = [["--halo", "sampled", "--halo-rate", "0.5"], ["--halo", "stale"], ["--halo", "stale", "--halo-tolerance", "0.5"]]
+OPTIONS = [
+    ["sampled", "--halo-rate", "0.5"],
+    ["stale", "--halo-every", "4"],
+    ["stale", "--halo-every", "8", "--halo-tolerance", "0.5"],
+]
 
 
 @pytest.mark.slow
@@ -54,8 +61,8 @@ def test_less_is_sent_at_a_small_loss(make_store: MakeStore, tmp_path: Path, fla
     store = make_store(num_nodes=203, num_edges=1500)
     more = ["--model", "gcn", "--epochs", "8", "--dropout", "0"]
     losses, exact = trained(2, store, tmp_path / "exact", *more)
-    found, fewer = trained(2, store, tmp_path / "fewer", *more, *flags)
-    again, _ = trained(2, store, tmp_path / "again", *more, *flags)
+    found, fewer = trained(2, store, tmp_path / "fewer", *more, "--halo", *flags)
+    again, _ = trained(2, store, tmp_path / "again", *more, "--halo", *flags)
     assert fewer["full"]["bytes_exchanged"] < 0.7 * exact["full"]["bytes_exchanged"]
     assert found[-1] == pytest.approx(losses[-1], abs=0.1)
     assert again == found, "the same in every run"

@@ -5,8 +5,9 @@
 
 DATA has `planetoid/pubmed.npz` and `tolokers/tolokers.npz` (see `ooc ingest --npz`). Processes are connected by gloo on this
 machine, with one thread each. Trains `ooc train --mode full` once per seed (of tolokers, split): all rows of the halo in every
-epoch, a tenth of them drawn anew each epoch (BNS-GCN), rows at most four epochs old (PipeGCN), and without dropout rows that
-drifted by more than a share of their length (Sancus). Results are kept in OUT, so that a command that was ended goes on.
+epoch, a tenth of them drawn anew each epoch (BNS-GCN), rows that are sent every second or fourth epoch (PipeGCN), and without
+dropout rows that drifted by more than a share of their length (Sancus). Results are kept in OUT, so that a command that was
+ended goes on.
 
 Prints JSON: by data, processes and arm the mean and deviation of the test score in points, megabytes sent by all processes an
 epoch, and seconds of an epoch.
@@ -33,6 +34,7 @@ DRIFT: Settings = {"halo": "stale", "halo_every": 16, "halo_tolerance": 0.3, "dr
 ARMS: dict[str, Settings] = {
     "exact": {},
     "sampled 0.1": {"halo": "sampled", "halo_rate": 0.1},
+    "stale 2": {"halo": "stale", "halo_every": 2},
     "stale 4": {"halo": "stale", "halo_every": 4},
     "exact, no dropout": {"dropout": 0.0},
     "stale by drift, no dropout": DRIFT,
