@@ -119,7 +119,7 @@ class TrainConfig(NodeConfig):
         default="float16", description="Dtype of the histories: float16 or float32."
     )
     history_lag: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Number of latest steps whose pushes are not visible yet."
+        default=0, description="Number of latest optimizer steps whose pushes are not visible yet."
     )
     refresh: Positive | Literal["auto"] | None = Field(
         default=None, description="Epochs between exact refreshes of the histories, or auto: when they have drifted too far."
