@@ -162,6 +162,8 @@ class SampleStage:
     kept_bytes: int = 0
     """of the draws that a thread keeps for further batches, where batches are drawn one by one"""
     place: SamplePlace = ON_CPU
+    apart: bool = False
+    """whether batches of an epoch have no rows in common, such as parts: then ranks have nothing to share"""
 
     @property
     def one_by_one(self) -> bool:

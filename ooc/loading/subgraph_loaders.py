@@ -144,7 +144,10 @@ class SubgraphLoader(BatchLoader):
         draw = self._drawing(graph, edges, limit, counts)
         density = max(1.0, data.num_edges / max(1, data.num_nodes))
         memory = BatchBytes(budget.batch, collator, row_bytes, model_width=width, edges_per_node=density)
-        sample = SubgraphSampleStage(order, draw, topology, memory, counts, threads=sample_threads, norm=self._norm)
+        apart = self._norm is None and not self.halo
+        sample = SubgraphSampleStage(
+            order, draw, topology, memory, counts, threads=sample_threads, norm=self._norm, apart=apart
+        )
         labels = None if data.labels is None else Labels(data.labels, True, train, data.task == "multilabel")
         x = None if gather is None else data.stored("x")
         load = LoadStage(graph, x, gather, labels, None, counts, buffers_for(place, budget), of_edges)

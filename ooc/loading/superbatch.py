@@ -85,7 +85,7 @@ class SuperbatchSession(ReadSession):
         stages, whole, most = strategy.stages, strategy.planner(pool), strategy.memory.max_bytes
         self.sample, self._load, self._collate = stages.sample, stages.load.begun(), stages.collate
         self._number, self._columns = list(stages.disk_arrays), whole.columns
-        self._passes = HostPasses([each.rows for each in whole.arrays], self.sample.order)
+        self._passes = HostPasses([] if self.sample.apart else [each.rows for each in whole.arrays], self.sample.order)
         self._arrays: list[_ArrayReader] = []
         spare = most if len(whole.arrays) > 1 else 0  # a batch may have more of one array than that array's share
         try:

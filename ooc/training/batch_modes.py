@@ -164,6 +164,8 @@ class BatchMode(NodeMode):
         count, shared = self.ranks.local_world_size, self.dataset.shared
         if self.ranks.alone or count == 1 or not self.loader.strategy.reads_disk:
             return []
+        if self.loader.strategy.stages.sample.apart:
+            return [f"each of the {count} ranks of this host reads parts of its own"]
         if shared is None:
             return [f"each of the {count} ranks of this host reads the disk for itself, as they cannot share memory"]
         of = f"{format_bytes(shared.nbytes)} of shared memory"

@@ -127,7 +127,7 @@ class SharingEngine:
     # Reads
 
     def expect(self, plan: ReadPlan) -> None:
-        """A plan is about to be read by another thread. Without it, one that overtakes this read would hide that it is behind."""
+        """A plan is about to be read by another thread; without it, a thread that overtakes that one would hide it."""
         if self._shares(plan):
             self._expected.append(place := int(plan.offset[0]) // BLOCK_BYTES)
             self._moved(None, place)
@@ -198,7 +198,7 @@ class SharingEngine:
             self._moved(place, None)
 
     def _moved(self, before: int | None, place: int | None) -> None:
-        """A read that was at block `before` is at `place`; None: it begins, or ends. This process has what is before all reads."""
+        """A read that was at block `before` is at `place`; None: it begins, or ends. This process has what is before all."""
         with self._lock:
             if before is not None:
                 self._under_way.remove(before)

@@ -11,6 +11,7 @@ import pytest
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.read_strategy import grouped
 from ooc.loading.shared_scan import SharedScans
+from ooc.loading.subgraph_loaders import ClusterLoader
 from ooc.loading.superbatch import Superbatches
 from ooc.models import build_model, pre_aggregation_of
 from ooc.runtime.memory_plan import plan_memory
@@ -74,6 +75,25 @@ def test_two_ranks_have_their_batches_and_read_the_disk_once(make_store: MakeSto
     alone = [epochs_of(store, strategy, rank, 2, ALONE) for rank in range(2)]
     assert [each["held"] for each in found] == [each["held"] for each in alone]
     assert sum(each["bytes"] for each in found) <= 1.1 * max(each["bytes"] for each in alone)
+
+
+def test_parts_are_read_by_one_rank_each(make_store: MakeStore) -> None:
+    """With as much memory together as one process has: each part once an epoch, whoever has it."""
+    x = np.random.default_rng(0).standard_normal((20_000, FEATURES), np.float32)
+    store = make_store(num_nodes=len(x), num_edges=40_000, x=x, y=np.zeros(len(x), np.int64), parts=np.arange(0, 20_001, 500))
+
+    def bytes_of(rank: int, world_size: int) -> int:
+        with Dataset.open(store) as ds:
+            share = 2**22 // world_size // 5
+            budget = replace(plan_memory(ds), in_flight=2 * share, max_batch=share)
+            loader = ClusterLoader(ds, 1, shuffle=True, seed=1, rank=rank, world_size=world_size, budget=budget)
+            assert isinstance(loader.strategy, Superbatches)
+            nodes = sum(batch.batch_size for batch in loader)
+            assert nodes == len(x) // world_size
+            return loader.bytes_read
+
+    one = bytes_of(0, 1)
+    assert bytes_of(0, 2) + bytes_of(1, 2) <= 1.1 * one
 
 
 def test_one_process_shares_nothing(make_store: MakeStore) -> None:
