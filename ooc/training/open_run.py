@@ -102,7 +102,7 @@ def notes_of_ranks(ranks: Ranks) -> list[str]:
         return []
     here = ranks.local_world_size
     shared = (
-        f"{here} of them on this host share its disk: each reads the rows of its own batches, `memory` is that of one of them"
+        f"{here} of them on this host, which share its disk; `memory` is that of one of them"
         if here > 1
         else "one on this host, which has its disk for itself; `memory` is that of one of them"
     )
