@@ -259,8 +259,8 @@ class History:
         if batches > 1 and (self.lag + 1) * push.nbytes > self._max_bytes:
             raise BudgetError(
                 f"what the {batches} batches of an optimizer step push takes {format_bytes((self.lag + 1) * push.nbytes)}, and "
-                f"{format_bytes(self._max_bytes)} are there: take fewer batches a step (`accumulate`, processes), fewer parts a "
-                "batch, or more memory"
+                f"{format_bytes(self._max_bytes)} are there: take fewer batches a step (`accumulate`, processes), fewer parts "
+                "a batch, or more memory"
             )
         with self._changed:
             assert step == self.next_step, "steps push once each, in order"
