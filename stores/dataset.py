@@ -169,8 +169,10 @@ class Dataset:
         >>> ds.share_reads(SharedBlocks.attach(address, member=1))
         """
         self.shared = blocks
-        for each in (*self._nodes.values(), *self._edges.values()):
-            each.share_reads(blocks)
+        for nodes in self._nodes.values():
+            nodes.share_reads(blocks)
+        for edges in self._edges.values():
+            edges.share_reads(blocks)
 
     @property
     def is_hetero(self) -> bool:
