@@ -19,7 +19,8 @@ SMALL = ["--hidden", "8", "--epochs", "2", "--threads", "1", "--seed", "5"]
 
 def trained(count: int, store: Path, out: Path, batch_size: int, *flags: str) -> tuple[list[float], dict[str, Any]]:
     """(losses of the steps, the summary) of so many processes."""
-    words = ["-m", "ooc", "train", store, "--out", out, *SMALL, *(["--no-plan"] if "graph" not in flags else []), *flags]
+    plan = ["--no-plan"] if "graph" not in flags else []
+    words: list[str | Path] = ["-m", "ooc", "train", store, "--out", out, *SMALL, *plan, *flags]
     done = run_ranks(count, *words, "--batch-size", str(batch_size // count))
     assert [each.returncode for each in done] == [0] * count, [each.stderr for each in done]
     assert all(each.stdout == "" == each.stderr for each in done[1:]), "rank 0 speaks"
