@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from ooc.history.rows import NEVER, HistoryCounts, PrefetchedRows, Push, ResidentRows, ResidentSubset, most_asked
-from ooc.history.shares import Share, open_log, push_of_ranks, ranks_of
+from ooc.history.shares import HistoryShare, open_log, push_of_ranks, ranks_of
 from ooc.runtime.ranks import ALONE
 from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.arrays.rows import AnyArray, Ids
@@ -67,11 +67,11 @@ class History:
         lag: int,
         max_bytes: int,
         resident: bool = False,
-        share: Share | None = None,
+        share: HistoryShare | None = None,
     ) -> None:
         *rows, steps = files
         self.rows, self.steps, self.lag, self._max_bytes = rows, steps, lag, max_bytes
-        self.ranks, self.own, self._replicated = share or Share(ALONE, (0, steps.shape[0]))
+        self.ranks, self.own, self._replicated = share or HistoryShare(ALONE, (0, steps.shape[0]))
         generation = int(state["generation"])
         self.log = open_log(path, files, generation, self.ranks)
         self.counts = HistoryCounts()
@@ -256,9 +256,9 @@ class History:
                 f"pushes of {format_bytes(push.nbytes)} wait for {self.lag} steps, in {format_bytes(self._max_bytes)}: "
                 "take a smaller `history_lag`, fewer parts a batch, or more memory"
             )
-        if batches > 1 and (self.lag + 1) * push.nbytes > self._max_bytes:
+        if batches > 1 and (need := (self.lag + 1) * push.nbytes) > self._max_bytes:
             raise BudgetError(
-                f"what the {batches} batches of an optimizer step push takes {format_bytes((self.lag + 1) * push.nbytes)}, and "
+                f"what the {batches} batches of an optimizer step push takes {format_bytes(need)}, and "
                 f"{format_bytes(self._max_bytes)} are there: take fewer batches a step (`accumulate`, processes), fewer parts "
                 "a batch, or more memory"
             )

@@ -17,7 +17,7 @@ LOG = "undo.log"
 _OF_RANKS = "rank*"
 
 
-class Share(NamedTuple):
+class HistoryShare(NamedTuple):
     """Several ranks, and the nodes whose rows this one writes: first, and one past the last. replicated: whether each rank
     computes, and pushes, the rows of all."""
 
@@ -28,7 +28,7 @@ class Share(NamedTuple):
 
 def ranks_of(settings: Mapping[str, Any]) -> Ranks:
     """The ranks that settings of `History` are of."""
-    share: Share | None = settings.get("share")
+    share: HistoryShare | None = settings.get("share")
     return ALONE if share is None else share.ranks
 
 

@@ -54,6 +54,8 @@ DEVICE_BATCHES_SHARE = 8
 """Batches and activations have 1/8 of it at least"""
 DEVICE_RANGES_SHARE = 2
 """Of what exact training has of a GPU's memory, ranges of layers that gather have half, if there are any"""
+RANK_EDGES_SHARE = 16
+"""Edges of a rank's part of the graph are in memory if they take at most 1/16 of it, otherwise in a file that is mapped"""
 _FREED_BYTES, _FREED_SHARE = 80 * 10**6, 10
 _HISTORY_SHARE = 4
 _TRIAL_BYTES = 2**29

@@ -302,8 +302,8 @@ class BatchMode(NodeMode):
             loader.then = Stage("tables", tables.look_up)
 
     def prepare(self) -> None:
-        """The plan of a run that has not begun, and then its embedding tables, whose disk space no plan takes. Here several
-        ranks open what they share, as they may wait for each other."""
+        """The plan of a run that has not begun, and then its embedding tables, whose disk space no plan takes. Several ranks
+        open here what they share, as they may wait for each other."""
         if not self.ranks.alone:
             self._open_exact(self.ranks.broadcast(self.config.out))
         if self.config.plan and not self.run.state.total_steps and self.ranks.first:

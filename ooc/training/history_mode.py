@@ -18,7 +18,7 @@ from ooc.history.drift import Drift, LayerDrift, drift_row_bytes, drift_sample
 from ooc.history.halo import FOLDER, Halo, HaloLoader, open_halo, widths_of
 from ooc.history.history import Growth, History
 from ooc.history.refresh import Refresh, Refresher, refresh
-from ooc.history.shares import Share
+from ooc.history.shares import HistoryShare
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.node_ranges import node_ranges
 from ooc.loading.base import AHEAD
@@ -133,7 +133,7 @@ class HistoryMode(PartMode):
         config, history, ranks = self.config, None, self.ranks
         settings: dict[str, Any] = {"dtype": config.history_dtype, "lag": config.history_lag, "engine": self.engine}
         if not ranks.alone:
-            settings["share"] = Share(ranks, node_ranges(self.dataset.graph, ranks.world_size)[ranks.rank])
+            settings["share"] = HistoryShare(ranks, node_ranges(self.dataset.graph, ranks.world_size)[ranks.rank])
         if config.history != "zero" and self.halo.widths:
             state = saved["halo"] if saved else None
             history = open_halo(self.out / FOLDER, self.loader, self.halo.widths, state, growth, **settings)

@@ -21,7 +21,7 @@ from torch import Tensor
 from ooc.config.base import changed
 from ooc.config.snapshots import MODELS, SnapshotsConfig
 from ooc.history.history import Growth, open_history
-from ooc.history.shares import Share
+from ooc.history.shares import HistoryShare
 from ooc.layerwise.node_ranges import even_ranges
 from ooc.loading.collate import Gather
 from ooc.metrics.links import LinkScores
@@ -169,7 +169,7 @@ class SnapshotMode(TimeMode):
         settings: dict[str, Any] = {"lag": 0, "max_bytes": self.budget.window_state, "engine": self.engine, "resident": True}
         if not ranks.alone:
             own = even_ranges(self.dataset.num_nodes, PAGE_BYTES, ranks.world_size)[ranks.rank]
-            settings["share"] = Share(ranks, own, replicated=True)
+            settings["share"] = HistoryShare(ranks, own, replicated=True)
         rows, grown = None if state is None else state["history"], growth is not None
         history = open_history(folder, self.dataset.num_nodes, widths, "float32", rows, grown, **settings)
         self.history = self.opened.enter_context(closing(history))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ooc.layerwise.edge_tiles import rows_over
 from ooc.layerwise.numbering import Numbering
 from ooc.runtime.buffers import Buffers
+from ooc.runtime.memory_plan import RANK_EDGES_SHARE
 from ooc.runtime.range_io import read_range
 from ooc.stores.arrays.rows import AnyArray, Rows, check_request
 from ooc.stores.bounds import check_nodes
@@ -26,8 +27,6 @@ from ooc.stores.io.atomic import disk_errors
 
 Ints = NDArray[np.int64]
 _SLOTS_AT_ONCE = 1 << 20
-_MEMORY_SHARE = 16
-"""Edges of a part are in memory where they take at most 1/16 of it, else in a file that is mapped"""
 EDGES = "edges.bin"
 
 
@@ -108,7 +107,7 @@ class LocalDataset(Dataset):
 
     def _empty(self, count: int, dtype: np.dtype[Any], path: Path | None) -> NDArray[Any]:
         nbytes = count * dtype.itemsize
-        if path is None or not count or self.memory is None or nbytes * _MEMORY_SHARE <= self.memory:
+        if path is None or not count or self.memory is None or nbytes * RANK_EDGES_SHARE <= self.memory:
             return np.empty(count, dtype)
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -90,3 +90,15 @@ def test_a_killed_rank_ends_all_and_the_run_goes_on_to_the_bit(store: Path, tmp_
     assert found["metrics"] == whole["metrics"]
     assert time.monotonic() - started < 600
     assert os.listdir(out / "history")
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_in_another_number_of_processes(store: Path, tmp_path: Path) -> None:
+    """With the parts of a step divided anew; each step is logged once."""
+    out, flags = tmp_path / "run", ["--parts", "16", "--checkpoint-every", "1"]
+    for number, (count, steps) in enumerate([(2, 3), (1, 5), (4, 8)]):
+        train(count, store, out, *flags, "--max-steps", str(steps), *(["--resume"] if number else []))
+    steps, _ = read_metrics(out)
+    assert [line["step"] for line in steps] == list(range(8))
+    assert all(np.isfinite(line["loss"]) for line in steps)
+    assert not list((out / "history").glob("rank4"))

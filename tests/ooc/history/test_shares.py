@@ -13,7 +13,7 @@ import torch
 
 from ooc.history.history import History
 from ooc.history.rows import NEVER
-from ooc.history.shares import Share
+from ooc.history.shares import HistoryShare
 from ooc.layerwise.node_ranges import even_ranges
 from ooc.runtime.ranks import Ranks, joined_ranks
 from tests.ooc.process_groups import GlooProcesses
@@ -58,7 +58,7 @@ def train(folder: Path, lag: int, at: int, point: str, victim: int) -> int:
     first checkpoint from step `at` on. Returns how many steps were done."""
     with joined_ranks() as ranks:
         state = torch.load(folder / "state.pt") if (folder / "state.pt").exists() else None
-        share = Share(ranks, even_ranges(N, 1024, ranks.world_size)[ranks.rank])
+        share = HistoryShare(ranks, even_ranges(N, 1024, ranks.world_size)[ranks.rank])
         settings: dict[str, Any] = {"lag": lag, "max_bytes": 10**7, "engine": "pread", "share": share}
         path = folder / "history"
         made = (
