@@ -5,11 +5,13 @@ collective returns at once. A `Ranks` is made when a run is opened and passed on
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import torch
 from torch import Tensor, distributed
@@ -18,6 +20,8 @@ from ooc.stores.errors import ConfigError, OocError
 
 JOIN_SECONDS = 300.0
 """how long a rank waits for the others to start"""
+_LOOK_SECONDS = 0.02
+"""between two looks at who has started"""
 WORK_DAYS = 7
 """how long one waits for another that works alone, as on exact scores; one that ends is noticed at once, by its connection"""
 _LOST = ("gloo", "nccl", "connection", "socket")
@@ -193,11 +197,11 @@ def _join(device: str) -> Any:
         torch.cuda.set_device(local)
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     place: dict[str, Any] = {}
-    if (store := agents_store()) is not None:  # it outlives restarts, with the addresses of processes that have ended
-        life = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{os.environ['WORLD_SIZE']}"
-        ours = distributed.PrefixStore(f"ooc/ranks/{life}", store)  # type: ignore[attr-defined]
-        place = {"store": ours, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
     try:
+        if (store := agents_store()) is not None:  # it outlives restarts, with the addresses of processes that have ended
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            ours = distributed.PrefixStore(f"ooc/ranks/{_life(store, rank, size)}", store)  # type: ignore[attr-defined]
+            place = {"store": ours, "rank": rank, "world_size": size}
         distributed.init_process_group(backend, timeout=timedelta(seconds=JOIN_SECONDS), **place)
         return distributed.new_group(timeout=timedelta(days=WORK_DAYS))
     except (RuntimeError, ValueError) as error:
@@ -206,6 +210,31 @@ def _join(device: str) -> Any:
             f"rank {os.environ['RANK']} cannot join the {os.environ['WORLD_SIZE']} processes of the run ({reason[:200]}): "
             "check that all were started, and that MASTER_ADDR and MASTER_PORT are reachable"
         ) from error
+
+
+def _life(store: Any, rank: int, size: int) -> str:
+    """A name that the processes which torchrun has started together agree on; earlier ones had another.
+
+    torchrun's own count of restarts differs between machines: one whose agent learns of a failure from another agent does not
+    count it. So every rank says who it is, and rank 0 repeats whom it has found until all have found themselves there.
+    """
+    own, end = uuid4().hex, time.monotonic() + JOIN_SECONDS
+    here, found = [f"ooc/here/{size}/{each}" for each in range(size)], list[str]()
+    store.set(here[rank], own)
+    answers = [f"ooc/found/{own}/{each}" for each in range(1, size)]
+    while time.monotonic() < end:
+        if rank == 0 and store.check(here) and (now := [each.decode() for each in store.multi_get(here)]) != found:
+            found = now
+            store.set("ooc/found", " ".join(found))
+        if rank == 0 and store.check(answers):
+            return own
+        if rank > 0 and store.check(["ooc/found"]):
+            found = store.get("ooc/found").decode().split()
+            if len(found) == size and found[rank] == own:
+                store.set(f"ooc/found/{found[0]}/{rank}", "")
+                return found[0]
+        time.sleep(_LOOK_SECONDS)
+    raise RuntimeError(f"not all of them came within {JOIN_SECONDS:.0f} s")
 
 
 def agents_store() -> Any:

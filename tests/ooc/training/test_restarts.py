@@ -95,6 +95,31 @@ def test_torchrun_restarts_a_killed_run(make_store: MakeStore, tmp_path: Path) -
     assert taken.stderr.count("exists already: choose another --out") == 2, "once in each life"
 
 
+@pytest.mark.slow
+def test_a_rank_of_one_of_two_hosts_is_killed(make_store: MakeStore, tmp_path: Path) -> None:
+    """The other host's agent restarts its rank too and counts no restart; the processes find each other all the same."""
+    store, out = make_store(num_nodes=203, num_edges=1500), tmp_path / "run"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        end = f"127.0.0.1:{taken.getsockname()[1]}"
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
+    agent += ["--rdzv-endpoint", end, "--rdzv-id", "two", "--max-restarts", "1"]
+    words = [*agent, *command(store, out, 30), "--batch-size", "8"]
+    hosts = [
+        subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)
+    ]
+    while lines_of(out) < 5 and all(host.poll() is None for host in hosts):
+        time.sleep(0.001)
+    workers = Path(f"/proc/{hosts[1].pid}/task/{hosts[1].pid}/children").read_text().split()
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    said = [host.communicate(timeout=240)[0] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], said
+    assert "cannot join" not in "".join(said)
+    steps, epochs = read_metrics(out)
+    assert [line["step"] for line in steps] == list(range(len(steps)))
+    assert len(epochs) == 30
+
+
 def test_a_rank_that_fails_ends_all_with_one_line(make_store: MakeStore, tmp_path: Path) -> None:
     store, out = make_store(), tmp_path / "run"
     out.mkdir()
