@@ -86,7 +86,7 @@ class History:
         self._waiting: Counter[int] = Counter()  # versions of rows that are fetched and not pulled
         self._hot: ResidentSubset | None = None
         self._resident: ResidentRows | None = None
-        if resident and ResidentRows.nbytes(rows, steps) <= max_bytes:
+        if resident and all(self.ranks.gather(ResidentRows.nbytes(rows, steps) <= max_bytes)):  # alike on all ranks
             self._resident = ResidentRows(rows, steps, empty=generation == 0)
         self._chosen: Ids | None = None  # the hot rows' nodes while their rows are not in memory
         self._asked: NDArray[np.uint16] | None = None if self._resident else np.zeros(steps.shape[0], np.uint16)

@@ -39,7 +39,7 @@ from ooc.runtime.clock import write_trace
 from ooc.runtime.memory import keep_large_blocks, return_freed
 from ooc.runtime.memory_plan import beside_scores, plan_memory
 from ooc.runtime.messages import Pace
-from ooc.runtime.ranks import ALONE, Ranks
+from ooc.runtime.ranks import ALONE, RankLost, Ranks
 from ooc.runtime.transfer import to_device
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
@@ -314,7 +314,7 @@ def _scores_beside(full: FullGraph, folder: Path, engine: str, task: LabelTask) 
     all ranks see."""
     made = full.model, full.whole, full.ranks.broadcast(folder), engine
     if all(full.ranks.gather(_has_room_beside(full))):
-        with suppress(BudgetError):
+        with suppress(BudgetError, RankLost):  # of one rank, and of the others: all try again
             return ExactScores(*made, full.held_bytes, full.budget, task, full.ranks)
     return ExactScores(*made, budget=full.budget, task=task, ranks=full.ranks)
 

@@ -28,8 +28,8 @@ _FILES_AT_ONCE = 4
 def built_for(out: Path | str, cache_dir: Path | str | None = None, progress: "Progress | None" = None) -> Iterator[Path]:
     """Yield where to build the store `out`: there or, if it is a URL, in the cache folder, from which it is then uploaded.
 
-    What is built stays there if the process is killed, so that the same ingest continues; it goes after an error and after
-    the upload.
+    What is built stays there if the process is killed, so that the same ingest continues, and if the upload fails; it goes
+    after another error and after the upload.
 
     Raises ConfigError for a URL that stores cannot be written to; StoreError if there is a store, or the upload fails.
 
@@ -50,10 +50,13 @@ def built_for(out: Path | str, cache_dir: Path | str | None = None, progress: "P
         shutil.rmtree(path, ignore_errors=True)  # built, but killed while it was uploaded: its input may be another now
     try:
         yield path
-        upload(path, url, progress)
     except Exception:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    try:
+        upload(path, url, progress)
+    except StoreError as error:
+        raise StoreError(f"{error}; the store that was built is in {path}, and can be uploaded from there") from error
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -125,12 +125,16 @@ class RemoteGroup:
         def part(begin: int) -> None:
             os.pwrite(fd, client.range(name, begin, min(_PART_BYTES, size - begin)).data, begin)
 
-        os.ftruncate(fd, size)
-        with ThreadPoolExecutor(REQUESTS // 2, "ooc-remote-file") as pool:
-            deque(pool.map(part, range(0, size, _PART_BYTES)), maxlen=0)
-        os.fsync(fd)
-        if crc32c is not None and _crc_of(fd) != crc32c:
-            raise StoreError(f"{self.url / name} does not match its checksum: run `ooc verify` on the store")
+        try:
+            os.ftruncate(fd, size)
+            with ThreadPoolExecutor(REQUESTS // 2, "ooc-remote-file") as pool:
+                deque(pool.map(part, range(0, size, _PART_BYTES)), maxlen=0)
+            os.fsync(fd)
+            if crc32c is not None and _crc_of(fd) != crc32c:
+                raise StoreError(f"{self.url / name} does not match its checksum: run `ooc verify` on the store")
+        except BaseException:
+            cache.release(size)
+            raise
 
 
 def _crc_of(fd: int) -> str:

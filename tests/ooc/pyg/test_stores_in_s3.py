@@ -97,6 +97,20 @@ def test_an_upload_that_ends_early_leaves_no_store_and_says_so(
 
 
 @pytest.mark.slow
+def test_what_was_built_is_kept_where_its_upload_fails(
+    bucket: str, arrays: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(client: Client, key: str, source: Any) -> None:
+        raise StoreError("no network")
+
+    monkeypatch.setattr(Client, "put", refused)
+    with pytest.raises(StoreError, match="no network; the store that was built is in ") as failed:
+        ooc.ingest(f"{bucket}/q.ooc", **arrays, cache_dir=tmp_path / "cache")
+    built = Path(str(failed.value).partition(" is in ")[2].partition(",")[0])
+    assert ooc.verify(built) == []
+
+
+@pytest.mark.slow
 def test_the_command_line(bucket: str, arrays: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     cache = ["--cache-dir", str(tmp_path / "cache")]
     url = f"{bucket}/p.ooc"
