@@ -39,7 +39,10 @@ copybutton_prompt_is_regexp = True
 
 
 def skip(app: Any, what: str, name: str, value: Any, skipped: bool, options: Any) -> bool | None:
-    """Leave attributes of classes out that are neither methods nor properties: constants that subclasses set."""
+    """Leave attributes of classes out that are neither methods nor properties: constants that subclasses set; and what is
+    Lightning's, whose docstrings refer to its own pages."""
+    if str(getattr(value, "__module__", "")).startswith(("lightning.", "lightning_fabric.")):
+        return True
     return None if callable(value) or isinstance(value, property | cached_property) or what != "class" else True
 
 

@@ -241,7 +241,8 @@ class _Build:
         largest = max(self.nodes.values(), key=lambda node: node.num_nodes)
         added = self.spec.added_reverses
         bounds = [(edges.target, *([edges.source] if key in added else [])) for key, edges in self.edges.items()]
-        needed = 8 * sum(len(self.spec.part.range(node.num_nodes)) for of_edges in bounds for node in of_edges)
+        ranges = [self.spec.part.range(node.num_nodes) for of_edges in bounds for node in of_edges]
+        needed = 8 * sum(each.stop - each.start for each in ranges)  # a range has no len beyond 2**63
         if needed > free:
             raise InputError(
                 f"{largest.num_nodes:,} nodes ({largest.why}) need {format_bytes(needed)} for the offsets of their edges "

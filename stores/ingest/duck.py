@@ -65,7 +65,8 @@ class Duck:
         threads = max(1, min(len(os.sched_getaffinity(0)), self.limit // THREAD_BYTES))
         config = {"memory_limit": f"{self.limit // 1000}KB", "threads": threads, "temp_directory": str(spill)}
         self._con = duckdb.connect(":memory:", config=config)
-        self._con.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
+        with self._errors():
+            self._con.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
         self._streams: dict[str, EdgeStream] = {}
 
     def __enter__(self) -> "Duck":

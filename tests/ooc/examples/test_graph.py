@@ -108,7 +108,8 @@ def test_the_examples_are_listed_and_printed(tmp_path: Path, capsys: pytest.Capt
         assert main(["example", name]) == 0
         text = capsys.readouterr().out
         assert text == source(name)
-        compile(text, name, "exec")
+        if not text.startswith("#!/bin/bash"):
+            compile(text, name, "exec")
     for words, message in (
         (["x"], "'x' is no example"),
         (["graph"], "name the directory"),

@@ -36,7 +36,7 @@ def test_a_part_has_the_edges_and_degrees_of_the_whole_graph(
 ) -> None:
     monkeypatch.setattr("ooc.fullgraph.halo.local_graph._SLOTS_AT_ONCE", 50)
     if memory:
-        monkeypatch.setattr("ooc.fullgraph.halo.local_graph._MEMORY_SHARE", 10**9)  # edges are mapped from a file
+        monkeypatch.setattr("ooc.fullgraph.halo.local_graph.RANK_EDGES_SHARE", 10**9)  # edges are mapped from a file
     with Dataset.open(store_of(make_store, weighted=True), memory=memory and "2GB") as ds:
         whole, starts = ds.graph, balanced_cuts(ds.graph.indptr, 3)
         counts = halo_counts(ds, starts)

@@ -179,8 +179,9 @@ def test_data_sets_say_what_is_left_out(tmp_path: Path, monkeypatch: pytest.Monk
 def test_ingest_has_the_fields_of_its_specification() -> None:
     parameters = inspect.signature(ooc.ingest).parameters
     fields = IngestSpec.model_fields
-    assert set(parameters) == {*fields, "progress"}
-    defaults = {name: parameter.default for name, parameter in parameters.items() if name not in ("out", "progress")}
+    assert set(parameters) == {*fields, "cache_dir", "progress"}
+    others = ("out", "cache_dir", "progress")
+    defaults = {name: parameter.default for name, parameter in parameters.items() if name not in others}
     assert defaults == {
         name: () if (own := fields[name].get_default(call_default_factory=True)) == [] else own for name in defaults
     }

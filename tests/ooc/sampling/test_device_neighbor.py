@@ -14,6 +14,7 @@ from ooc.runtime.keyed_tensors import mix64, signed, stream_of, uniform
 from ooc.sampling import NeighborSampler, device_draws, host_edges, kernels
 from ooc.sampling.device_neighbor import DeviceNeighborSampler
 from ooc.sampling.device_topology import UNSEEN
+from ooc.sampling.host_edges import reader_for
 from ooc.stores.errors import BudgetError, InputError, OocWarning, StoreError
 from ooc.stores.graph import Graph
 
@@ -191,9 +192,9 @@ def test_a_kernel_that_does_not_read_what_is_there_is_not_used(monkeypatch: pyte
     monkeypatch.setattr(host_edges, "find_spec", lambda _: object())
     for module, why in ((FirstOnly, "something else"), (object(), "Triton cannot: .* no attribute 'read'")):
         monkeypatch.setattr(host_edges, "import_module", lambda _, module=module: module)
-        found = host_edges.reader_for.__wrapped__(CPU)
+        found = reader_for.__wrapped__(CPU)
         assert isinstance(found, str)
         assert re.search(why, found)
     assert host_edges.agrees(host_edges._read_by_host, CPU)
     monkeypatch.setattr(host_edges, "find_spec", lambda _: None)
-    assert host_edges.reader_for.__wrapped__(CPU) == "Triton is not installed"
+    assert reader_for.__wrapped__(CPU) == "Triton is not installed"

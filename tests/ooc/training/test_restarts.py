@@ -92,7 +92,9 @@ def test_torchrun_restarts_a_killed_run(make_store: MakeStore, tmp_path: Path) -
     assert [path.name for path in (work / "runs").iterdir()] == ["test-1"]
     taken = subprocess.run([*words, "--out", str(out)], cwd=work, env=env, capture_output=True, text=True)
     assert taken.returncode != 0
-    assert taken.stderr.count("exists already: choose another --out") == 2, "once in each life"
+    said = [line for line in taken.stderr.splitlines() if "exists already: choose another --out" in line]
+    assert sum(line.startswith("ooc: error:") for line in said) == 2, "once in each life"
+    assert len(said) == 3, "and in torchrun's report"
 
 
 @pytest.mark.slow
