@@ -3,7 +3,7 @@
     python -m tools.bench.sampled.ranks WORK --ranks 1 2 --rounds 3
 
 Prints JSON: of each number of processes the seconds an epoch (the least of the rounds, in turn), the bytes read, the loss of
-the last epoch; and how many times as fast as one process. Features are in memory, so that the model is the bottleneck.
+the steps; and how many times as fast as one process. Features are in memory, so that the model is the bottleneck.
 """
 
 import argparse
@@ -48,19 +48,20 @@ def epoch(store: Path, count: int, batch_size: int, flags: list[str]) -> dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", type=Path)
-    parser.add_argument("--nodes", type=int, default=200_000)
-    parser.add_argument("--degree", type=int, default=20)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--nodes", type=int, default=600_000)
+    parser.add_argument("--degree", type=int, default=10)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--fanout", default="5,5,5")
     parser.add_argument("--batch-size", type=int, default=1024, help="of all processes together")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=40, help="of a run; an epoch is as many times longer as it has more")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     store = given.work / "ranks.ooc"
     make_store(store, nodes=given.nodes, edges=given.nodes * given.degree, width=given.width, kind="uniform")
-    flags = ["--fanout", "10,10", "--hidden", str(given.hidden), "--epochs", str(given.epochs), "--eval-every", "1000"]
+    flags = ["--fanout", given.fanout, "--hidden", str(given.hidden), "--max-steps", str(given.steps), "--eval-every", "1000"]
     flags += ["--in-memory", "--sample-threads", "1", "--read-threads", "1", "--eval-splits", "val"]
     rounds = [{count: epoch(store, count, given.batch_size, flags) for count in given.ranks} for _ in range(given.rounds)]
     seconds = {count: min(each[count]["seconds_per_epoch"] for each in rounds) for count in given.ranks}
