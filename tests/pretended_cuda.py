@@ -167,6 +167,8 @@ class PretendedDevice:
         self._copies: dict[int, list[_Copy]] = {}
         self._lock = threading.RLock()
         self._own = threading.local()
+        self.refuses = 0
+        """the error with which it refuses to page-lock memory; 0: it does it"""
         self._grouped = torch._C._group_tensors_by_device_and_dtype
         self.default_stream = PretendedStream(self)
 
@@ -205,6 +207,9 @@ class PretendedDevice:
         return tensor
 
     def cudaHostRegister(self, address: int, nbytes: int, _flags: int) -> int:
+        if self.refuses:
+            self._own.error = self.refuses
+            return self.refuses
         self.counts.add(REGISTERED, nbytes)
         self._locked[address] = nbytes
         return 0
@@ -212,6 +217,12 @@ class PretendedDevice:
     def cudaHostUnregister(self, address: int) -> int:
         self._locked.pop(address, None)
         return 0
+
+    def launch(self) -> None:
+        """A kernel is started: torch asks for the thread's last error then, whichever call it is of, and clears it."""
+        error, self._own.error = getattr(self._own, "error", 0), 0
+        if error:
+            raise PretendedError(f"CUDA error {error}, of a call before")
 
     def read_locked(self, numbers: Tensor, slot: Tensor) -> Tensor:
         """A kernel that reads memory of the host over the bus: numbers[slot], int64[e], with `slot` on the device."""
@@ -336,6 +347,7 @@ class _Operations(TorchDispatchMode):
     def _check(self, name: str, func: Any, args: Any, others: list[Tensor]) -> None:
         """Count an operation on the device, and refuse one that mixes devices as CUDA does."""
         device = self._device
+        device.launch()
         device.counts.add(OPERATION)
         indices: list[Any] = [each for each in args[1] if each is not None] if name in _INDEXING else []
         if name in _WAITS or any(index.dtype in (torch.bool, torch.uint8) for index in indices):
@@ -463,6 +475,8 @@ class _Functions(TorchFunctionMode):
             device.lock_pages(made)
         if here:
             tree_map_only(Tensor, device.mark, made)
+            if "empty" not in func.__name__:
+                device.launch()
             if func in (torch.tensor, torch.as_tensor, Tensor.new_tensor):
                 device.counts.add(PAGEABLE, made.nbytes)
                 device.count_wait()

@@ -158,7 +158,8 @@ class TrainConfig(NodeConfig):
     )
     sample_device: DeviceName = Field(
         default="auto",
-        description="Where neighbors are sampled: cpu, cuda (with the edges in its memory), or auto; batches are the same.",
+        description="Where neighbors are sampled: cpu, cuda (edges beyond its memory stay in the host's), or auto; batches are "
+        "the same.",
     )
     batch_size: Positive = Field(default=1024, description="Seeds per batch.")
     evaluate: Literal["auto", "sampled", "layerwise"] = Field(

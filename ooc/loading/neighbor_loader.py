@@ -215,9 +215,9 @@ class NeighborLoader(SeedLoader):
         sample_threads: Threads that sample; by default one for four cores, or for two where `device` is a GPU, at most 8, and
             one where batches are large for the memory. Batches do not depend on it.
         read_threads: Threads that gather rows in memory; by default likewise, but at least two.
-        sample_device: Where neighbors are sampled: "cpu", "cuda" (the GPU that batches go to, with the topology in its memory),
-            or "auto", the GPU where that can be done and pays. Batches are the same; `loader.sample_place` says which it is,
-            and why.
+        sample_device: Where neighbors are sampled: "cpu", "cuda" (the GPU that batches go to, with the topology in its memory,
+            or its edges in the host's), or "auto", the GPU where that can be done and pays. Batches are the same;
+            `loader.sample_place` says which it is, and why.
         arguments: PyG's and DataLoader's others are accepted where they change nothing, with a warning that threads do the
             work; one that asks for something else is refused.
 

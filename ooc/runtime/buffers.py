@@ -157,6 +157,10 @@ def page_lock(owner: Any, address: int, nbytes: int) -> int:
     error = int(cudart.cudaHostRegister(address, nbytes, _PORTABLE))
     if not error:  # undone before the memory is given back
         weakref.finalize(owner, cudart.cudaHostUnregister, address).atexit = False
+        return 0
+    # CUDA keeps the error for this thread, and torch would raise it after the next kernel: after this one instead
+    with suppress(RuntimeError):
+        torch.ones(1, device="cuda")
     return error
 
 

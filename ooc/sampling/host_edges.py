@@ -1,6 +1,7 @@
 """Edges that are sampled on a GPU and stay in the host's memory, page-locked: a kernel reads those that a hop needs (UVA)."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -53,13 +54,17 @@ class HostEdges:
             error = page_lock(self, own.ctypes.data, own.nbytes)
             if not error:
                 return found
-            found = f"CUDA cannot page-lock {format_bytes(own.nbytes)} (error {error}; raise `ulimit -l`)"
+            found = _not_locked(own.nbytes, error)
         warn_user(f"the host reads edges for the GPU, as {found}: the CPU may sample faster, by `sample_device='cpu'`")
         return _read_by_host
 
     def __getitem__(self, slot: Tensor) -> Tensor:
         """The sources of slots (int64[e]) on the device: int64[e] there."""
         return self._read(self._indices, slot)
+
+
+def _not_locked(nbytes: int, error: int) -> str:
+    return f"CUDA cannot page-lock {format_bytes(nbytes)} (error {error}; raise `ulimit -l`)"
 
 
 def _read_by_host(numbers: Tensor, slot: Tensor) -> Tensor:
@@ -87,19 +92,22 @@ def reader_for(device: torch.device) -> Read | str:
     try:
         module = import_module("ooc.sampling.triton_reads")
         read: Read = module.read
-        return read if agrees(read, device) else "Triton's kernel reads something else"
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # where Triton starts kernels
+            return read if agrees(read, device) else "Triton's kernel reads something else"
     except Exception as error:
         return f"Triton cannot: {(str(error).splitlines() or [type(error).__name__])[0]}"
 
 
 def agrees(read: Read, device: torch.device) -> bool:
-    """Whether a kernel reads what is there, of numbers of 4 and of 8 bytes that were locked as `HostEdges` does it."""
+    """Whether a kernel reads what is there, of numbers of 4 and of 8 bytes that were locked as `HostEdges` does it. Raises
+    RuntimeError where they cannot be."""
     slot = torch.randint(_CHECKED, (_CHECKED,), generator=torch.Generator().manual_seed(0))
     (there,) = to_device([slot], device)
     for dtype in (np.int32, np.int64):
-        numbers = (np.arange(_CHECKED) * 7919 + 3).astype(dtype)
-        if device.type == "cuda" and page_lock(numbers, numbers.ctypes.data, numbers.nbytes):
-            return False
+        numbers = own_pages(_CHECKED, dtype)
+        numbers[:] = np.arange(_CHECKED) * 7919 + 3
+        if device.type == "cuda" and (error := page_lock(numbers, numbers.ctypes.data, numbers.nbytes)):
+            raise RuntimeError(_not_locked(numbers.nbytes, error))
         (found,) = HostCopy([read(torch.from_numpy(numbers), there)]).arrays()
         if not np.array_equal(found, numbers[slot.numpy()].astype(np.int64)):
             return False

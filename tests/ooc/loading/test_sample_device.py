@@ -296,7 +296,7 @@ def test_edges_that_no_kernel_reads_are_read_by_the_host_where_it_is_asked_for(
     given: dict[str, Any] = {"input_nodes": "train", "batch_size": 32, "seed": 3}
     with ooc.open(store, in_memory=True) as ds:
         wanted = [fields(batch) for batch in ooc.NeighborLoader(ds, [4, 3], device="cpu", **given)]
-        monkeypatch.setattr(small, "cudaHostRegister", lambda *_: 2)
+        monkeypatch.setattr(small, "refuses", 2)
         with pytest.warns(OocWarning, match=r"the host reads edges for the GPU, as CUDA cannot page-lock .*error 2"):
             locked = ooc.NeighborLoader(ds, [4, 3], device="cuda", **given)
         assert alike([fields(batch) for batch in locked], wanted)

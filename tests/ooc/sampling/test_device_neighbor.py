@@ -1,6 +1,8 @@
 """Sampling by torch operations gives the batches of the CPU's sampler, to the bit."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from ooc.sampling.device_topology import UNSEEN
 from ooc.sampling.host_edges import reader_for
 from ooc.stores.errors import BudgetError, InputError, OocWarning, StoreError
 from ooc.stores.graph import Graph
+from tests.pretended_cuda import pretended_cuda
 
 CPU = torch.device("cpu")
 BITS = st.integers(0, 2**64 - 1)
@@ -198,3 +201,30 @@ def test_a_kernel_that_does_not_read_what_is_there_is_not_used(monkeypatch: pyte
     assert host_edges.agrees(host_edges._read_by_host, CPU)
     monkeypatch.setattr(host_edges, "find_spec", lambda _: None)
     assert reader_for.__wrapped__(CPU) == "Triton is not installed"
+
+
+def test_a_kernel_is_tried_on_the_gpu_that_is_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretended_cuda() as device:
+        current: list[torch.device] = []
+        there = torch.device("cuda", 0)
+
+        @contextmanager
+        def made_current(which: torch.device) -> Iterator[None]:
+            current.append(which)
+            yield
+            current.pop()
+
+        class Kernel:
+            @staticmethod
+            def read(numbers: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+                assert current == [there]
+                return device.read_locked(numbers, slot)
+
+        monkeypatch.setattr(torch.cuda, "device", made_current)
+        monkeypatch.setattr(host_edges, "find_spec", lambda _: object())
+        monkeypatch.setattr(host_edges, "import_module", lambda _: Kernel)
+        assert reader_for.__wrapped__(there) is Kernel.read
+        monkeypatch.setattr(device, "refuses", 2)
+        assert "CUDA cannot page-lock 262 kB (error 2; raise `ulimit -l`)" in str(reader_for.__wrapped__(there))
+        assert torch.ones(2, device=there).sum().item() == 2  # the error is not a later kernel's
+    assert not device.locked
