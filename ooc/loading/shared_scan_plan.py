@@ -200,7 +200,7 @@ class ScanDraft:
         batch, sums = self._shared(batch)
         own = self._table.add(batch.own)
         self_rows = self._table.size * self._self_row_bytes
-        size = batch.size if self._size is None else self._size.joined(batch.size, self_rows)
+        size = replace(batch.size, self_rows=self_rows) if self._size is None else self._size.joined(batch.size, self_rows)
         if self._batches and size.nbytes > self._room(size):
             return False
         self._batches.append(batch.in_own_pages())

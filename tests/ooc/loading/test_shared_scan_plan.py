@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ooc.graph.aggregation import PreAggregation
@@ -113,6 +113,7 @@ def kept_by(scan: SharedScan) -> dict[int, int]:
     seed=st.integers(0, 99),
     weighed=st.booleans(),
 )
+@example(sizes=[0], top=50, seed=71, weighed=False)  # a seed twice in one batch
 def test_entries_stand_by_row_and_in_order(sizes: list[int], top: int, seed: int, weighed: bool) -> None:
     """int32 and int64 rows, batches without edges, with factors and without; one batch of them by itself."""
     rng = np.random.default_rng(seed)
