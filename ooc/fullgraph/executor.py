@@ -122,7 +122,7 @@ class Executor(ForwardExecutor):
     def _record(self, op: Op, chunk: NodeChunk, moments: Moments | None = None) -> None:
         """Report how far an op came, and log it, where everything that is needed to go on outlives the process."""
         self.store.tidy()
-        self._progress(op.name, chunk.place.stop, self.shape.num_nodes)
+        self._progress(op.name, chunk.place.stop, self.shape.destinations(op))
         if self._log is None or not chunk.ends or op.scatters or not self._log.due():
             return
         later = self.program.ops[self._number :]
@@ -148,7 +148,7 @@ class Executor(ForwardExecutor):
         gradient = op.scatters or (op.writes[0] if op.kind == "add" else "")
         if gradient:
             with self.stats.timed(EXCHANGE):
-                self._halo.push(self.store, gradient)
+                self._halo.push(self.store, gradient, op.layer)
         if op.kind == "norm" and (op.backward or op.computes_loss):
             self.modules.statistics[op.layer].share(self._ranks)
 
@@ -156,12 +156,12 @@ class Executor(ForwardExecutor):
         """The halo's rows of those of some values that layers read along edges, once their own rows are made."""
         if self._halo is None:
             return
-        along = {op.summed for op in self.program.forward}
+        along = {op.summed: op.layer for op in self.program.forward}
         self._drain()
         with self.stats.timed(EXCHANGE):
             for name in names:
                 if name in along:
-                    self._halo.pull(self.store, name)
+                    self._halo.pull(self.store, name, along[name])
 
     def _drain(self) -> None:
         self.store.drain()
@@ -195,8 +195,8 @@ class Executor(ForwardExecutor):
         keeps = sums in writes and self._stored(sums)
         for chunk in self._scan(op, inputs, start, keep=keeps):
             outputs = self.run_chunk(chunk, compute, rows)
-            if moments is not None:
-                moments.add(outputs[before])
+            if moments is not None and chunk.place.first < self.shape.num_nodes:  # each node once, at the rank that it is of
+                moments.add(outputs[before][: self.shape.num_nodes - chunk.place.first])
             if loss is not None:
                 self._record(op, chunk, moments)
         self._pull(rows)
@@ -294,7 +294,7 @@ class Executor(ForwardExecutor):
         else:
             with self._quiet(forward, True):
                 pending = self._run_pending(forward, chunk.place, given)
-        return pending.backward(given, self.modules.arriving(op, chunk.read))
+        return pending.backward(given, self.modules.arriving(op, chunk.place, chunk.read))
 
     def _end_pending(self, op: str) -> None:
         """Drop an op's chunks, those too whose backward did not begin."""
@@ -308,17 +308,25 @@ class Executor(ForwardExecutor):
             return
         if op.scatters not in self._begun:
             self.store.clear(op.scatters)
-            return
-        if self._halo is not None:  # what is there was put for the nodes alone
-            self.store.clear(op.scatters, self.shape.num_nodes)
-        if self._log is not None:
+        elif self._log is not None:
             self._log.forget()
 
     def _added(self, op: Op) -> None:
         """All gradients of an op are put."""
         for name in self._adds:
             self.store.halves[name] = self.store.other_half(name)
+        self._clear_rest(op)
         self._begun |= set(self._of((*op.writes, op.scatters), "gradient"))
+
+    def _clear_rest(self, op: Op) -> None:
+        """Zeros behind the destinations of an op in gradients that have more rows: of nodes that only earlier layers compute."""
+        if self._halo is None or op.kind == "add":
+            return
+        rest = [name for name in self._of(op.writes, "gradient") if self._values[name].rows > self.shape.destinations(op)]
+        if rest:
+            self._drain()
+        for name in rest:
+            self.store.clear(name, self.shape.destinations(op))
 
     def _put_gradients(self, op: Op, chunk: NodeChunk, caught: Tensors) -> None:
         """Put the gradients of a chunk's inputs where later ops read them."""
@@ -388,9 +396,9 @@ class Executor(ForwardExecutor):
         """Bytes for two ranges of an op that gathers; the rest is for what autograd keeps."""
         memory = self.placement.ranges.get(op.name, gathered_share(self.room))
         if hidden_norms(self.modules.layers[op.layer]):
-            layer, stop = self.shape.layers[op.layer], self.shape.num_nodes
+            layer, stop = self.shape.layers[op.layer], self.shape.destinations(op)
             ranges = list(gather_ranges(self.scans.graph, layer, memory, start, stop))
-            if ranges not in ([], [(0, self.shape.num_nodes)]):
+            if ranges not in ([], [(0, stop)]):
                 raise BudgetError(f"layer {op.layer} normalises over all nodes inside, and memory holds only some: give more")
         return memory
 
@@ -399,7 +407,7 @@ class Executor(ForwardExecutor):
         made = [each for each in sums if not each.keep or self.placement.of(each.name) is TensorPlacement.DISK]
         columns = sum(self.store.rows(each.source).shape[1] for each in made)
         if not columns:
-            return self.shape.num_nodes
+            return self.program.num_nodes
         return sum_rows(self._left(), columns, self.shape.itemsize, self.program.cell_rows)
 
     @property

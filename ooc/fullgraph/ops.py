@@ -70,11 +70,11 @@ class StepModules(LayerModules):
         h = layer.finished(given["pre_norm"], own, partial(_normalised, norm_of(layer), found))
         return self._after(index, h, place)
 
-    def arriving(self, op: Op, read: dict[str, NDArray[Any]]) -> Tensors:
+    def arriving(self, op: Op, place: RangeOfNodes, read: dict[str, NDArray[Any]]) -> Tensors:
         """Gradients of what the op's forward gives, for a chunk; read: what later ops left of it."""
         shape = self.shape
         if before_norm(shape, op):
-            return {ValueRef("pre_norm", op.layer).name: self._through_norm(op.layer, read)}
+            return {ValueRef("pre_norm", op.layer).name: self._through_norm(op.layer, place, read)}
         index = 0 if op.kind == "map" else op.layer + 1
         gradient = shape.own_gradient(index)
         if gradient is None:
@@ -98,13 +98,16 @@ class StepModules(LayerModules):
         """Rows that were read, where the model is."""
         return to_device([torch.from_numpy(read[name]) for name in names], self.device)
 
-    def _through_norm(self, index: int, read: dict[str, NDArray[Any]]) -> Tensor:
-        """The gradient before a norm: directly, by the mean and by the variance of all rows."""
+    def _through_norm(self, index: int, place: RangeOfNodes, read: dict[str, NDArray[Any]]) -> Tensor:
+        """The gradient before a norm: directly, by the mean and by the variance of all rows, in which each node's row is that
+        of the rank that the node is of."""
         found, nodes, before = self.statistics[index], self._nodes, ValueRef("pre_norm", index)
         direct, rows = self._arrived(read, before._replace(gradient=True).name, before.name)
         if found.mean.grad is None or found.var.grad is None:
             return direct
-        return direct + found.mean.grad / nodes + (rows - found.mean.detach()) * (found.var.grad * (2 / nodes))
+        through = found.mean.grad / nodes + (rows - found.mean.detach()) * (found.var.grad * (2 / nodes))
+        through[max(0, self.shape.num_nodes - place.first) :] = 0
+        return direct + through
 
 
 def _normalised(norm: Any, found: Statistics, z: Tensor) -> Tensor:

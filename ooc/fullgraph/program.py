@@ -59,7 +59,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Program:
-    """A training step. itemsize: bytes of a number; cell_rows: ranges of destinations are multiples of it, but the last."""
+    """A training step. num_nodes: computed by any op; itemsize: bytes of a number; cell_rows: ranges of destinations are multiples of it, but the last."""
 
     num_nodes: int
     num_edges: int
@@ -106,17 +106,20 @@ class Program:
         return frozenset(name for op in self.ops for name in op.writes if made_by[name] != op.name)
 
     @property
-    def exchanged(self) -> tuple[str, ...]:
-        """Of a part of a graph, the values and gradients whose halo is exchanged with the ranks that compute it."""
-        along = {op.summed for op in self.forward} - {FEATURES.name, ""}
-        gradients = {op.scatters or op.writes[0] for op in self.backward + self.forward if op.scatters or op.kind == "add"}
+    def exchanged(self) -> tuple[tuple[int, str], ...]:
+        """Of a part of a graph, (layer that reads it, the value or gradient) whose halo is exchanged with other ranks."""
+        along = {(op.layer, op.summed) for op in self.forward if op.summed not in (FEATURES.name, "")}
+        gradients = {
+            (op.layer, op.scatters or op.writes[0])
+            for op in self.backward + self.forward
+            if op.scatters or (op.backward and op.kind == "add")
+        }
         return (*sorted(along), *sorted(gradients))
 
-    @property
-    def exchanged_bytes(self) -> tuple[int, int]:
-        """Bytes of a row of all of these, forward and backward."""
+    def exchanged_bytes(self, layer: int) -> tuple[int, int]:
+        """Bytes of a row that a layer reads, forward, and of its gradient, backward."""
         columns = [0, 0]
-        for value in map(self.value, self.exchanged):
+        for value in (self.value(name) for reads, name in self.exchanged if reads == layer):
             columns[value.kind == "gradient"] += value.columns
         return self.itemsize * columns[0], self.itemsize * columns[1]
 
@@ -157,7 +160,7 @@ def build(shape: ModelShape, on_gpu: bool = False, shared: bool = False) -> Prog
     builder = _Builder(shape, on_gpu, shared)
     forward, backward = builder.forward(), builder.backward()
     values = builder.values((*forward, *backward))
-    return Program(shape.num_nodes, shape.num_edges, shape.itemsize, cell_rows(shape), values, forward, backward)
+    return Program(shape.computed(0), shape.num_edges, shape.itemsize, cell_rows(shape), values, forward, backward)
 
 
 class _Builder:
@@ -305,7 +308,7 @@ class _Builder:
             rows = shape.rows_of(ref)
             return Value(name, "features", shape.x_width, rows * shape.x_bytes, own, last, backward, KEPT, True, rows)
         if made is not None and ref.role in ("saved_map", "saved", "saved_norm"):
-            return Value(name, "saved", 0, shape.num_nodes * self._saved_bytes(made), own, last, backward, self._saved)
+            return Value(name, "saved", 0, shape.destinations(made) * self._saved_bytes(made), own, last, backward, self._saved)
         columns, rows = shape.columns(ref), shape.rows_of(ref)
         nbytes = rows * columns * shape.itemsize
         if ref.gradient:

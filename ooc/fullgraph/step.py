@@ -11,6 +11,7 @@ from torch import nn
 from ooc.fullgraph.activation_offload import OffloadFile
 from ooc.fullgraph.executor import Executor, LossOf
 from ooc.fullgraph.halo.part import EXACT, HaloSettings, Part, part_of
+from ooc.fullgraph.halo.reach import Choose, recompute_none
 from ooc.fullgraph.halo.reduce import sum_of, summed_gradients
 from ooc.fullgraph.ops import StepModules
 from ooc.fullgraph.program import Placement, TensorPlacement, Value, build
@@ -78,8 +79,8 @@ class FullGraph:
     what `budget` (by default the data set's) leaves to batches. Values are retained where all fit, and else on disk, until
     `placement` is set. device_memory: bytes of the GPU that computes for what autograd keeps, and for ranges of layers that
     gather: half of it for these, if there are any. ranks: the processes that compute together, a range of nodes each; all make
-    the same steps, each with a folder of its own; halo: how they exchange rows. Raises ConfigError as `check_model`,
-    BudgetError where the memory is too little.
+    the same steps, each with a folder of its own; halo: how they exchange rows; recompute: which rows each computes instead (see
+    `ooc.fullgraph.halo.reach`). Raises ConfigError as `check_model`, BudgetError where the memory is too little.
 
     >>> with closing(FullGraph(model, ds, Path("run/full"))) as full:
     ...     loss = full.step(loss_of)  # gradients are in the parameters' .grad
@@ -97,11 +98,12 @@ class FullGraph:
         device_memory: int = 0,
         ranks: Ranks = ALONE,
         halo: HaloSettings = EXACT,
+        recompute: Choose = recompute_none,
     ) -> None:
         self.model, self.whole, self._folder, self._budget, self.ranks = model, dataset, folder, budget, ranks
         check_model(model)
         self._parts, self._training = parts_of(model), model.training
-        part = part_of(dataset, ranks, folder)
+        part = part_of(dataset, ranks, folder, shape_of(model, dataset, training=True), recompute)
         self.dataset, self.numbering = part.dataset, part.numbering
         self.halo = None if part.lists is None else halo.exchange(ranks, part.lists)
         ranks.together(lambda: self._open(room, part, halo, engine, device_memory))
@@ -110,12 +112,13 @@ class FullGraph:
     def _open(self, room: int | None, part: Part, halo: HaloSettings, engine: str, device_memory: int) -> None:
         """What a rank does by itself."""
         model, dataset, folder = self.model, self.dataset, self._folder
-        self.shape = shape_of(model, dataset, training=True)
+        self.shape = replace(shape_of(model, dataset, training=True), recomputed=part.recomputed)
         halo.check(self.shape)
         self.on_gpu = device_of(model).type != "cpu"
         self.program = build(self.shape, self.on_gpu, shared=not self.ranks.alone)
         besides = part.nbytes + besides_bytes(self.shape, dataset.graph) + backward_bytes(self.shape)
-        besides += 0 if part.lists is None else halo.kept_bytes(part.lists, *self.program.exchanged_bytes)
+        for layer, lists in enumerate(part.lists or []):
+            besides += halo.kept_bytes(lists, *self.program.exchanged_bytes(layer))
         if room is None:  # `besides` has the graph's pointers and what libraries allocate, which the budget took off already
             left, most = besides - self.budget.topology - ALLOWED, self.budget.memory
             room = room_in(self.whole, left, "exact training", budget=self.budget)

@@ -84,7 +84,7 @@ class NodeScans:
         self._tiles, self.stats, self._device, self._keyed = tiles, stats, device, keyed
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="ooc-chunk")
         self._buffers = Buffers(kept=4, direct=True, least_bytes=1, most_kept=MOST_KEPT)
-        self._whole: RangeOfNodes | None = None
+        self._whole: dict[int, RangeOfNodes] = {}
         self.sum_bytes = 0
         """of memory that the sums of the range under way take, beside values"""
 
@@ -168,12 +168,15 @@ class NodeScans:
 
         return ahead(self._readers, read, range(first, stop, CHUNK_ROWS), _DEPTH)
 
-    def gathered(self, source: str, names: list[str], ranges: list[tuple[int, int]], fetch: Fetch) -> Iterator[NodeChunk]:
-        """Range by range, with the rows of all sources as `GATHERED_ROWS`. source: value; names: others to read."""
+    def gathered(
+        self, source: str, names: list[str], ranges: list[tuple[int, int]], fetch: Fetch, count: int
+    ) -> Iterator[NodeChunk]:
+        """Range by range, with the rows of all sources as `GATHERED_ROWS`. source: value; names: others to read; count: nodes
+        that are computed in all."""
 
         def read(own: tuple[int, int]) -> NodeChunk:
             first, stop = own
-            whole = stop - first == self._shape.num_nodes  # not the last range alone, where a step goes on
+            whole = stop - first == count  # not the last range alone, where a step goes on
             place = self.place(first, stop, whole)
             found = {name: self._store.read(name, first, stop) for name in names}
             assert place.sources is not None
@@ -187,8 +190,8 @@ class NodeScans:
 
     def place(self, first: int, stop: int, whole: bool) -> RangeOfNodes:
         """A range with its edges; exact steps cache that of the whole graph."""
-        if whole and self._whole is not None:
-            return self._whole
+        if whole and stop in self._whole:
+            return self._whole[stop]
         graph = self.graph
         node, block = gathered_block(graph, first, stop, *self._slots(first, stop), self._device)
         at: dict[Of, NDArray[np.int64]] = {"sources": self._numbering.nodes_at(node)}
@@ -196,7 +199,7 @@ class NodeScans:
             at["edges"] = self._numbering.edges(graph, first, stop)
         place = RangeOfNodes(first, stop, at, block, node)
         if whole and self._keyed:  # a step meets it again; a pass needs its memory for the next layer
-            self._whole = place
+            self._whole[stop] = place
         return place
 
     def _slots(self, first: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
@@ -256,11 +259,11 @@ class ForwardExecutor:
         made = {each.name for each in sums}
         names = [name for role, name in inputs.items() if not (op.kind == "gather" and role == "rows")]
         names = list(dict.fromkeys(name for name in (*names, *more) if name not in made))
-        if op.kind == "gather":
-            layer, stop = self.modules.shape.layers[op.layer], self.modules.shape.num_nodes if nodes is None else nodes[1]
-            ranges = list(gather_ranges(self.scans.graph, layer, room, start, stop))
-            return self.scans.gathered(op.summed, names, ranges, fetch)
         nodes = nodes or (0, self.modules.shape.destinations(op))
+        if op.kind == "gather":
+            layer = self.modules.shape.layers[op.layer]
+            ranges = list(gather_ranges(self.scans.graph, layer, room, start, nodes[1]))
+            return self.scans.gathered(op.summed, names, ranges, fetch, self.modules.shape.destinations(op))
         return self.scans.rows(names, sums, room, fetch, start, edges=op.kind == "sum", nodes=nodes)
 
     def run_chunk(self, chunk: NodeChunk, compute: Callable[[NodeChunk], Tensors], writes: Iterable[str]) -> Tensors:

@@ -154,8 +154,10 @@ class LayerShape:
 class ModelShape:
     """A model on a graph. x_bytes: of a row of features on disk; x_plain: whether sums can be made of it as it is; encoded:
     columns after the encoder, 0 without one; slot_bytes: of an edge in the tiles; out: columns of the result, after any
-    decoder. halo: sources behind the nodes, whose rows other ranks compute. Of exact training, drops: whether the first layer's
-    input passes dropout; itemsize: bytes of a number; encoder_trains: whether the encoder has parameters."""
+    decoder. halo: sources behind the nodes, whose rows other ranks compute; recomputed: by layer, how many of these are computed
+    here too for it to read, those that stand first, no more for a later layer than for one before. Of exact training, drops:
+    whether the first layer's input passes dropout; itemsize: bytes of a number; encoder_trains: whether the encoder has
+    parameters."""
 
     num_nodes: int
     num_edges: int
@@ -170,15 +172,26 @@ class ModelShape:
     itemsize: int = 4
     encoder_trains: bool = False
     halo: int = 0
+    recomputed: tuple[int, ...] = ()
+
+    def computed(self, layer: int) -> int:
+        """Nodes whose rows are computed here for a layer to read; beyond the last, for the result."""
+        return self.num_nodes + (self.recomputed[layer] if layer < len(self.recomputed) else 0)
 
     def destinations(self, op: Op) -> int:
-        """Nodes that an op goes through: of gradients that are added up along the edges those of the halo too."""
-        return self.num_nodes + self.halo * (op.backward and op.kind == "add")
+        """Nodes that an op goes through: of gradients that are added up along the edges those of all the halo too."""
+        if op.backward and op.kind == "add":
+            return self.num_nodes + self.halo
+        return self.computed(0 if op.kind == "map" else op.layer + 1)
 
     def rows_of(self, ref: ValueRef) -> int:
-        """Rows of a value: what layers read along edges, and its gradient, has rows of the halo."""
-        along = ref.role == "rows" or (ref == FEATURES and not self.mapped)
-        return self.num_nodes + self.halo * along
+        """Rows of a value: what layers read along edges, and its gradient, has rows of all the halo. Gradients of sums are added
+        up along all edges that are here, and have zeros for destinations that their layer does not compute."""
+        if ref.role == "rows" or (ref == FEATURES and not self.mapped):
+            return self.num_nodes + self.halo
+        if ref.role == "sums" and ref.gradient:
+            return self.computed(1)
+        return self.computed(ref.layer + (ref.role in ("sums", "pre_norm")))
 
     @property
     def widest(self) -> int:

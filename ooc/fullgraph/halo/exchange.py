@@ -1,5 +1,6 @@
 """Rows of the halo, from the ranks that compute them, and their gradients back to these; a piece of bounded size at a time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -7,38 +8,38 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ooc.fullgraph.halo.reach import Ints, Reach
 from ooc.fullgraph.value_store import ValueStore
 from ooc.runtime.keyed_random import mix64, numbered
 from ooc.runtime.range_io import write_range
 from ooc.runtime.ranks import Ranks
 from ooc.stores.jit import kernel
 
-Ints = NDArray[np.int64]
 PIECE_BYTES = 16 * 2**20
 """of the rows that a rank sends to all others at a time, about"""
 
 
 @dataclass(frozen=True)
 class HaloLists:
-    """What a rank exchanges with each other one, by rank.
+    """What a rank exchanges with each other one of the rows that a layer reads, by rank.
 
-    send: int64[k] each, its nodes whose rows the other one needs, ascending. receive: int64[h] each, the nodes of its halo that
-    the other one computes, as they are numbered here, ascending. most: rows between any two ranks at most. node: int64[n], ids
-    of the nodes here in the whole graph.
+    send: int64[k] each, its nodes whose rows the other one wants. receive: int64[h] each, the nodes of its halo whose rows come
+    from the other one, as they are numbered here, ascending. most: rows between any two ranks at most. node: int64[n], ids of
+    the nodes here in the whole graph; begin: those from there on are not computed here.
     """
 
     send: list[Ints]
     receive: list[Ints]
     most: int
     node: Ints
+    begin: int
 
     @classmethod
-    def agreed(cls, ranks: Ranks, starts: Ints, node: Ints) -> "HaloLists":
-        """Those of this rank, agreed with all others. starts: int64[K + 1], the ranges of nodes; node: those of this rank's
-        range, then its halo, ascending."""
-        own, count = int(starts[ranks.rank]), int(starts[ranks.rank + 1] - starts[ranks.rank])
-        cuts = (count + np.searchsorted(node[count:], starts)).tolist()
-        receive = [np.arange(cuts[rank], cuts[rank + 1]) for rank in range(ranks.world_size)]
+    def agreed(cls, ranks: Ranks, starts: Ints, reach: Reach, layer: int) -> "HaloLists":
+        """Those of this rank for what a layer reads, agreed with all others. starts: int64[K + 1], the ranges of nodes."""
+        own, node, received = int(starts[ranks.rank]), reach.node, reach.received[layer]
+        owner = np.searchsorted(starts, node[received], side="right") - 1
+        receive = [received[owner == rank] for rank in range(ranks.world_size)]
         wanted: list[list[int]] = ranks.gather([len(each) for each in receive])
         most, found = max(max(each) for each in wanted), list[list[Ints]]()
         rows = rows_at_once(8, ranks.world_size)
@@ -48,7 +49,7 @@ class HaloLists:
             found.append([part.numpy() - own for part in ranks.exchange(given, counts)])
         none = [np.empty(0, np.int64)] * ranks.world_size
         send = [np.concatenate(parts) for parts in zip(none, *found, strict=True)]
-        return cls(send, receive, most, node)
+        return cls(send, receive, most, node, reach.count + reach.recomputed[layer])
 
 
 def rows_at_once(row_bytes: int, world_size: int) -> int:
@@ -65,20 +66,20 @@ class HaloExchange:
     draws = False
     """whether steps draw which rows are exchanged"""
 
-    def __init__(self, ranks: Ranks, lists: HaloLists) -> None:
+    def __init__(self, ranks: Ranks, lists: Sequence[HaloLists]) -> None:
         self.ranks, self._lists = ranks, lists
         self.bytes_sent = 0
 
     def begin(self, key: int) -> None:
         """Before a step. key: of what it draws, the same on all ranks."""
 
-    def pull(self, store: ValueStore, name: str) -> None:
-        """Fill in the halo's rows of a value whose own rows are made."""
-        self._pull(store, name, self._lists, 1.0)
+    def pull(self, store: ValueStore, name: str, layer: int) -> None:
+        """Fill in those rows that other ranks send of a value that a layer reads, whose own rows are made."""
+        self._pull(store, name, self._lists[layer], 1.0)
 
-    def push(self, store: ValueStore, name: str) -> None:
-        """Add the halo's rows of a gradient to those of the ranks that compute them, rank by rank."""
-        self._push(store, name, self._lists, 1.0)
+    def push(self, store: ValueStore, name: str, layer: int) -> None:
+        """Add such rows of its gradient to those of the ranks that sent them, rank by rank."""
+        self._push(store, name, self._lists[layer], 1.0)
 
     def _pull(self, store: ValueStore, name: str, lists: HaloLists, factor: float) -> None:
         rows = rows_at_once(store.rows(name).row_bytes, self.ranks.world_size)
@@ -117,25 +118,27 @@ class SampledHalo(HaloExchange):
 
     draws = True
 
-    def __init__(self, ranks: Ranks, lists: HaloLists, rate: float) -> None:
+    def __init__(self, ranks: Ranks, lists: Sequence[HaloLists], rate: float) -> None:
         super().__init__(ranks, lists)
         self._rate, self._drawn = rate, lists
 
     def begin(self, key: int) -> None:
         """See `HaloExchange.begin`."""
-        lists, rank = self._lists, self.ranks.rank
+        self._drawn = [self._some(lists, key) for lists in self._lists]
+
+    def _some(self, lists: HaloLists, key: int) -> HaloLists:
         send = [ids[drawn(lists.node[ids], key, to, self._rate)] for to, ids in enumerate(lists.send)]
-        receive = [ids[drawn(lists.node[ids], key, rank, self._rate)] for ids in lists.receive]
-        self._drawn = replace(lists, send=send, receive=receive)
+        receive = [ids[drawn(lists.node[ids], key, self.ranks.rank, self._rate)] for ids in lists.receive]
+        return replace(lists, send=send, receive=receive)
 
-    def pull(self, store: ValueStore, name: str) -> None:
+    def pull(self, store: ValueStore, name: str, layer: int) -> None:
         """See `HaloExchange.pull`; zeros for rows that were not drawn."""
-        store.clear(name, len(self._lists.node) - sum(map(len, self._lists.receive)))
-        self._pull(store, name, self._drawn, 1 / self._rate)
+        store.clear(name, self._lists[layer].begin)
+        self._pull(store, name, self._drawn[layer], 1 / self._rate)
 
-    def push(self, store: ValueStore, name: str) -> None:
+    def push(self, store: ValueStore, name: str, layer: int) -> None:
         """See `HaloExchange.push`."""
-        self._push(store, name, self._drawn, 1 / self._rate)
+        self._push(store, name, self._drawn[layer], 1 / self._rate)
 
 
 def drawn(node: Ints, key: int, rank: int, rate: float) -> NDArray[np.bool_]:

@@ -1,19 +1,19 @@
 """The part of a graph that a rank computes on: the in-edges of its range of nodes, and the halo, the sources outside of it.
 
-The nodes of the part are numbered anew: those of the range first, then the halo by ascending id, so that what one rank computes
-stands together.
+The nodes of the part are numbered anew: those of the range first, then the halo (see `ooc.fullgraph.halo.reach`).
 """
 
+import hashlib
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.fullgraph.halo.reach import Places, Reach, slots_of
 from ooc.layerwise.edge_tiles import rows_over
 from ooc.layerwise.numbering import Numbering
 from ooc.runtime.buffers import Buffers
@@ -32,7 +32,7 @@ EDGES = "edges.bin"
 
 @dataclass(frozen=True, eq=False)
 class LocalGraph(Graph):
-    """A part of a graph; see `Graph`. The halo has no in-edges here. degrees: int64[n], of its nodes in the whole graph."""
+    """A part of a graph; see `Graph`. The halo has in-edges here where its rows are computed here. degrees: int64[n], of its nodes in the whole graph."""
 
     degrees: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
@@ -67,42 +67,53 @@ class LocalRows:
 
 
 class LocalDataset(Dataset):
-    """What exact training reads of a data set, of the nodes first:stop alone and their halo.
+    """What exact training reads of a data set, of the nodes that a rank computes on alone.
 
-    `num_nodes` and `num_edges` are those of the range, `graph` has the halo's nodes too. folder: for edges that do not fit the
-    memory. Raises StoreError where the disk fails.
+    `num_nodes` is that of the range; `num_edges` and `graph` have the in-edges of those of the halo too whose rows are computed
+    here. folder: for edges that do not fit the memory. Raises StoreError where the disk fails.
     """
 
-    def __init__(self, whole: Dataset, first: int, stop: int, folder: Path | None) -> None:
-        self.whole, self.first, self.stop = whole, first, stop
+    def __init__(self, whole: Dataset, reach: Reach, folder: Path | None) -> None:
+        self.whole, self.reach = whole, reach
         self.path, self.memory, self.engine = whole.path, whole.memory, whole.engine
         self.manifest = whole.manifest.model_copy(update={"undirected": False})
         self._nodes, self._edges = whole._nodes, whole._edges
-        begin, end = int(whole.graph.indptr[first]), int(whole.graph.indptr[stop])
-        source = self._slots("indices", begin, end, folder)
-        self.halo = _halo(source, first, stop)
+        source = self._slots("indices", folder)
+        place = Places(reach.first, reach.stop, reach.node)
         for low in range(0, len(source), _SLOTS_AT_ONCE):
             part = source[low : low + _SLOTS_AT_ONCE]
-            part[:] = self._local(np.asarray(part, np.int64))
-        self.node = node = np.concatenate([np.arange(first, stop), self.halo])
+            part[:] = place(np.asarray(part, np.int64))
+        self.node = node = reach.node
         weighted = "weight" in whole.graph.columns
-        columns = {"weight": self._slots("weight", begin, end, folder)} if weighted else {}
-        self._graph = _part_of(whole.graph, node, stop - first, source, columns)
+        columns = {"weight": self._slots("weight", folder)} if weighted else {}
+        count = reach.count + len(reach.with_edges)
+        self._graph = _part_of(whole.graph, node, count, source, columns)
+        begin = np.asarray(whole.graph.indptr[node[:count]], np.int64)
         self.numbering = Numbering(node, begin, whole.graph.num_edges)
 
-    def _slots(self, name: str, begin: int, end: int, folder: Path | None) -> NDArray[Any]:
-        """A column of the slots begin:end, checked, in memory or mapped from a file."""
-        graph = self.whole.graph
+    def _slots(self, name: str, folder: Path | None) -> NDArray[Any]:
+        """A column of the slots of the nodes with in-edges here, checked, in memory or mapped from a file."""
+        graph, reach = self.whole.graph, self.reach
         column = graph.indices if name == "indices" else graph.columns[name]
         rows, buffers = rows_over(column, lambda: self.whole.edge_rows(name)), Buffers(kept=1, direct=True)
         dtype = index_dtype(graph.num_nodes) if name == "indices" else np.dtype(np.float32)
-        found = self._empty(end - begin, dtype, None if folder is None else folder / f"{name}-{EDGES}")
-        for low in range(begin, end, _SLOTS_AT_ONCE):
-            high = min(low + _SLOTS_AT_ONCE, end)
-            values, _ = read_range(rows, low, high, buffers)
+        found = self._empty(reach.edges, dtype, None if folder is None else folder / f"{name}-{EDGES}")
+        begin, end = int(graph.indptr[reach.first]), int(graph.indptr[reach.stop])
+        at = 0
+
+        def put(values: AnyArray, slot: int) -> None:
+            nonlocal at
             if name == "indices":
-                check_nodes("graph/indices", low, values, graph.num_nodes)
-            found[low - begin : high - begin] = values
+                check_nodes("graph/indices", slot, values, graph.num_nodes)
+            found[at : at + len(values)] = values
+            at += len(values)
+
+        for low in range(begin, end, _SLOTS_AT_ONCE):
+            put(read_range(rows, low, min(low + _SLOTS_AT_ONCE, end), buffers)[0], low)
+        for _, slot in slots_of(graph.indptr, reach.with_edges):
+            values = np.empty(len(slot), rows.dtype)
+            rows.read(slot, values)
+            put(values, int(slot[0]))
         return found
 
     def _empty(self, count: int, dtype: np.dtype[Any], path: Path | None) -> NDArray[Any]:
@@ -113,30 +124,25 @@ class LocalDataset(Dataset):
             path.parent.mkdir(parents=True, exist_ok=True)
             return np.memmap(path, dtype, "w+", shape=(count,))
 
-    def _local(self, node: Ints) -> Ints:
-        """Numbers in the part."""
-        inside = (node >= self.first) & (node < self.stop)
-        return np.where(inside, node - self.first, np.searchsorted(self.halo, node) + self.stop - self.first)
-
     @property
     def num_nodes(self) -> int:
         """Of the range."""
-        return self.stop - self.first
+        return self.reach.count
 
     @property
     def num_edges(self) -> int:
-        """In-edges of the range."""
+        """In-edges of the nodes whose rows are computed here."""
         return self._graph.num_edges
 
     @property
     def graph(self) -> Graph:
-        """The in-edges of the range; the halo's nodes stand behind those of the range."""
+        """The in-edges of the nodes whose rows are computed here; the halo's nodes stand behind those of the range."""
         return self._graph
 
     @property
     def nbytes(self) -> int:
         """Of memory for the part's topology."""
-        arrays = (self._graph.indptr, self._graph.degrees, self.node, self.halo, self._graph.weight_sum)
+        arrays = (self._graph.indptr, self._graph.degrees, self.node, *self.reach.received, self._graph.weight_sum)
         slots = [each for each in (self._graph.indices, *self._graph.columns.values()) if not isinstance(each, np.memmap)]
         return sum(each.nbytes for each in (*arrays, *slots) if each is not None)
 
@@ -147,33 +153,13 @@ class LocalDataset(Dataset):
     @cached_property
     def fingerprint(self) -> str:
         """See `Dataset.fingerprint`; with the range."""
-        return f"{self.whole.fingerprint} {self.first}:{self.stop}"
-
-
-def halo_counts(dataset: Dataset, starts: Ints) -> Ints:
-    """int64[K, K]: rows of each rank's halo (first index) that each other rank computes. starts: int64[K + 1], the ranges."""
-    indices = rows_over(dataset.graph.indices, lambda: dataset.edge_rows("indices"))
-    buffers, found = Buffers(kept=1, direct=True), []
-    for first, stop in pairwise(starts.tolist()):
-        begin, end, halo = int(dataset.graph.indptr[first]), int(dataset.graph.indptr[stop]), np.empty(0, np.int64)
-        for low in range(begin, end, _SLOTS_AT_ONCE):
-            values, _ = read_range(indices, low, min(low + _SLOTS_AT_ONCE, end), buffers)
-            halo = np.union1d(halo, _halo(values, first, stop))
-        found.append(np.diff(np.searchsorted(halo, starts)))
-    return np.stack(found)
-
-
-def _halo(source: NDArray[Any], first: int, stop: int) -> Ints:
-    """Sources outside of first:stop, each once, ascending."""
-    found = np.empty(0, np.int64)
-    for low in range(0, len(source), _SLOTS_AT_ONCE):
-        part = np.asarray(source[low : low + _SLOTS_AT_ONCE], np.int64)
-        found = np.union1d(found, part[(part < first) | (part >= stop)])
-    return found
+        reach = self.reach
+        recomputed = hashlib.blake2b(reach.node[reach.count :].tobytes(), digest_size=8).hexdigest()
+        return f"{self.whole.fingerprint} {reach.first}:{reach.stop} {reach.recomputed} {recomputed}"
 
 
 def _part_of(whole: Graph, node: Ints, count: int, source: NDArray[Any], columns: dict[str, NDArray[Any]]) -> LocalGraph:
-    """The part of a graph with the nodes `node`, of which the first `count` have their in-edges `source`."""
+    """The part of a graph with the nodes `node`, of which the first `count` have in-edges here, `source`."""
     degrees = whole.degree(node)
     indptr = np.zeros(len(node) + 1, np.int64)
     np.cumsum(degrees[:count], out=indptr[1 : count + 1])

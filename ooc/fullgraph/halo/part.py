@@ -1,5 +1,6 @@
 """What a rank has of exact training: its range of nodes, and the exchange of its halo with the other ranks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -7,6 +8,7 @@ from typing import Literal
 from ooc.fullgraph.halo.cuts import balanced_cuts
 from ooc.fullgraph.halo.exchange import HaloExchange, HaloLists, SampledHalo
 from ooc.fullgraph.halo.local_graph import LocalDataset
+from ooc.fullgraph.halo.reach import Choose, InEdges, Ints, reach_of
 from ooc.fullgraph.halo.stale import StaleHalo
 from ooc.layerwise.numbering import WHOLE, Numbering
 from ooc.layerwise.pass_plan import FEATURES, ModelShape
@@ -25,7 +27,7 @@ class HaloSettings:
     every: int = 1
     tolerance: float | None = None
 
-    def exchange(self, ranks: Ranks, lists: HaloLists) -> HaloExchange:
+    def exchange(self, ranks: Ranks, lists: Sequence[HaloLists]) -> HaloExchange:
         """What exchanges them so."""
         if self.kind == "sampled":
             return SampledHalo(ranks, lists, self.rate)
@@ -38,7 +40,8 @@ class HaloSettings:
                 raise ConfigError(f"halo = 'sampled': layer {index} does not add up its neighbors' rows; choose exact or stale")
 
     def kept_bytes(self, lists: HaloLists, forward: int, backward: int) -> int:
-        """Of memory for rows of earlier epochs. forward, backward: bytes of a row of all values that are exchanged each way."""
+        """Of memory for rows of earlier epochs that a layer reads. forward, backward: bytes of a row that is exchanged each
+        way."""
         if self.kind != "stale":
             return 0
         send, receive = (sum(map(len, each)) for each in (lists.send, lists.receive))
@@ -52,23 +55,36 @@ EXACT = HaloSettings()
 
 @dataclass(frozen=True)
 class Part:
-    """dataset: of the nodes that a rank computes, all of one process; numbering: of these in the whole graph; lists: of its
-    halo, None of one process; nbytes: of memory for what one process has in the store."""
+    """dataset: of the nodes that a rank computes, all of one process; numbering: of these in the whole graph; lists: by layer,
+    what is exchanged for it to read, None of one process; recomputed: as of `ModelShape`; nbytes: of memory for what one process
+    has in the store."""
 
     dataset: Dataset
     numbering: Numbering
-    lists: HaloLists | None
+    lists: list[HaloLists] | None
+    recomputed: tuple[int, ...]
     nbytes: int
 
 
-def part_of(dataset: Dataset, ranks: Ranks, folder: Path | None) -> Part:
-    """The part of this rank, agreed with the others. folder: for edges that do not fit the memory. Raises ConfigError where
-    there are fewer nodes than ranks, StoreError where the disk fails."""
+def part_of(dataset: Dataset, ranks: Ranks, folder: Path | None, shape: ModelShape, choose: Choose) -> Part:
+    """The part of this rank, agreed with the others. folder: for edges that do not fit the memory; shape: of the model on the
+    whole graph; choose: which rows of the halo are recomputed. Raises ConfigError where there are fewer nodes than ranks,
+    StoreError where the disk fails."""
     if ranks.alone:
-        return Part(dataset, WHOLE, None, 0)
-    if dataset.num_nodes < ranks.world_size:
-        raise ConfigError(f"{dataset.path} has {dataset.num_nodes} nodes for {ranks.world_size} processes: start fewer")
-    starts = balanced_cuts(dataset.graph.indptr, ranks.world_size)
+        return Part(dataset, WHOLE, None, (), 0)
+    starts = starts_of(dataset, ranks.world_size)
     first, stop = starts[ranks.rank : ranks.rank + 2].tolist()
-    local = ranks.together(lambda: LocalDataset(dataset, first, stop, folder))
-    return Part(local, local.numbering, HaloLists.agreed(ranks, starts, local.node), local.nbytes)
+
+    def local() -> LocalDataset:
+        return LocalDataset(dataset, reach_of(InEdges(dataset), first, stop, len(shape.layers), shape.mapped, choose), folder)
+
+    own = ranks.together(local)
+    lists = [HaloLists.agreed(ranks, starts, own.reach, layer) for layer in range(len(shape.layers))]
+    return Part(own, own.numbering, lists, own.reach.recomputed, own.nbytes)
+
+
+def starts_of(dataset: Dataset, count: int) -> Ints:
+    """int64[count + 1]: the ranges of nodes of so many ranks. Raises ConfigError where there are fewer nodes."""
+    if dataset.num_nodes < count:
+        raise ConfigError(f"{dataset.path} has {dataset.num_nodes} nodes for {count} processes: start fewer")
+    return balanced_cuts(dataset.graph.indptr, count)

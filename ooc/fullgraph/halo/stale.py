@@ -4,6 +4,7 @@ Both ends keep the rows that were sent last, in memory, so a step finds every ro
 Wan et al., ICLR 2022; Sancus, Peng et al., VLDB 2022, sends what drifted). Gradients are sent in the same way.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ class StaleHalo(HaloExchange):
     """every: epochs after which a row is sent again at the latest, rows taking turns; tolerance: how far a row may have drifted
     from what was sent, as a share of its length, None: any."""
 
-    def __init__(self, ranks: Ranks, lists: HaloLists, every: int, tolerance: float | None) -> None:
+    def __init__(self, ranks: Ranks, lists: Sequence[HaloLists], every: int, tolerance: float | None) -> None:
         super().__init__(ranks, lists)
         self._every, self._tolerance, self._epoch = every, tolerance, -1
         self._sent: dict[str, list[Rows]] = {}
@@ -33,20 +34,24 @@ class StaleHalo(HaloExchange):
         """See `HaloExchange.begin`."""
         self._epoch += 1
 
-    def pull(self, store: ValueStore, name: str) -> None:
+    def pull(self, store: ValueStore, name: str, layer: int) -> None:
         """See `HaloExchange.pull`."""
-        kept = self._renewed(store, name, self._lists.send, self._lists.receive)
-        for ids, rows in zip(self._lists.receive, kept, strict=True):
+        lists = self._lists[layer]
+        kept = self._renewed(store, name, lists, lists.send, lists.receive)
+        for ids, rows in zip(lists.receive, kept, strict=True):
             write_rows(store, name, ids, rows)
 
-    def push(self, store: ValueStore, name: str) -> None:
+    def push(self, store: ValueStore, name: str, layer: int) -> None:
         """See `HaloExchange.push`."""
-        kept = self._renewed(store, name, self._lists.receive, self._lists.send)
-        for ids, rows in zip(self._lists.send, kept, strict=True):
+        lists = self._lists[layer]
+        kept = self._renewed(store, name, lists, lists.receive, lists.send)
+        for ids, rows in zip(lists.send, kept, strict=True):
             if len(ids):
                 store.add(name, ids, rows)
 
-    def _renewed(self, store: ValueStore, name: str, given: list[Ints], taken: list[Ints]) -> list[Rows]:
+    def _renewed(
+        self, store: ValueStore, name: str, lists: HaloLists, given: list[Ints], taken: list[Ints]
+    ) -> list[Rows]:
         """The rows that came from each rank, by now or before. given, taken: rows here that are sent to each, and for which
         rows come."""
         columns, dtype = store.rows(name).shape[1], store.dtype
@@ -55,7 +60,9 @@ class StaleHalo(HaloExchange):
             self._kept[name] = [np.zeros((len(ids), columns), dtype) for ids in taken]
             if self._tolerance is not None:
                 self._sent[name] = [np.zeros((len(ids), columns), dtype) for ids in given]
-        chosen = [self._chosen(store, name, rank, ids) for rank, ids in enumerate(given)]
+        if not lists.most:  # between any two ranks
+            return self._kept[name]
+        chosen = [self._chosen(store, name, rank, lists.node[ids], ids) for rank, ids in enumerate(given)]
         counts = [int(each[0]) for each in self._exchange([np.array([len(each)]) for each in chosen], [1] * len(chosen))]
         most = max(max(each) for each in self.ranks.gather(counts))
         rows = rows_at_once(columns * dtype.itemsize, len(chosen))
@@ -68,10 +75,10 @@ class StaleHalo(HaloExchange):
                 kept[here] = new
         return self._kept[name]
 
-    def _chosen(self, store: ValueStore, name: str, rank: int, ids: Ints) -> Ints:
+    def _chosen(self, store: ValueStore, name: str, rank: int, node: Ints, ids: Ints) -> Ints:
         """Places in a rank's list of the rows that are sent to it now, ascending; what is sent is noted."""
         age = self._epoch - self._since[name]
-        due = np.full(len(ids), True) if age == 0 else (age + self._lists.node[ids]) % self._every == 0
+        due = np.full(len(ids), True) if age == 0 else (age + node) % self._every == 0
         if self._tolerance is None:
             return np.flatnonzero(due)
         sent = self._sent[name][rank]

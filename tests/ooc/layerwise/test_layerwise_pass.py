@@ -388,7 +388,7 @@ def test_the_next_range_is_read_while_one_is_computed(make_store: MakeStore, tmp
             store = _GatheredRows(begun)
             reader = scans(ds, scan.shape, store, (), scan.stats, torch.device("cpu"))  # type: ignore[arg-type]
             ranges = [(0, 50), (50, 100), (100, 150), (150, 203)]
-            for number, chunk in enumerate(reader.gathered("rows", [], ranges, lambda first: None)):
+            for number, chunk in enumerate(reader.gathered("rows", [], ranges, lambda first: None, 203)):
                 assert chunk.place.first == ranges[number][0]
                 assert eventually(lambda most=min(number + 2, len(ranges)): len(begun) == most)
             reader.close()
