@@ -301,9 +301,20 @@ class FullConfig(NodeConfig):
         description="Also send a row that drifted by more than this share of its length (halo stale); by default any drift is "
         "allowed.",
     )
+    halo_recompute: Literal["none", "first", "all", "auto"] = Field(
+        default="none",
+        description="Rows of neighbors that each process computes itself instead of having them sent: none; first: those that "
+        "follow from features alone; all; auto: whichever takes less time.",
+    )
+    halo_bandwidth: Size | None = Field(
+        default=None,
+        description="Bytes a second that a process sends, such as 100MB; by default it is measured (halo_recompute auto).",
+    )
 
     @model_validator(mode="after")
     def _halo_settings(self) -> Self:
+        if self.halo_recompute != "auto" and self.halo_bandwidth is not None:
+            raise ValueError("halo_bandwidth applies to halo_recompute = auto only: set that too, or leave it out")
         for kind, names in (("sampled", ("halo_rate",)), ("stale", ("halo_every", "halo_tolerance"))):
             unused = changed(self, *names)
             if self.halo != kind and unused:

@@ -319,7 +319,7 @@ class Executor(ForwardExecutor):
         self._begun |= set(self._of((*op.writes, op.scatters), "gradient"))
 
     def _clear_rest(self, op: Op) -> None:
-        """Zeros behind the destinations of an op in gradients that have more rows: of nodes that only earlier layers compute."""
+        """Zeros behind the destinations of an op in gradients that have more rows: of nodes of earlier layers alone."""
         if self._halo is None or op.kind == "add":
             return
         rest = [name for name in self._of(op.writes, "gradient") if self._values[name].rows > self.shape.destinations(op)]

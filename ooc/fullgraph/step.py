@@ -79,8 +79,8 @@ class FullGraph:
     what `budget` (by default the data set's) leaves to batches. Values are retained where all fit, and else on disk, until
     `placement` is set. device_memory: bytes of the GPU that computes for what autograd keeps, and for ranges of layers that
     gather: half of it for these, if there are any. ranks: the processes that compute together, a range of nodes each; all make
-    the same steps, each with a folder of its own; halo: how they exchange rows; recompute: which rows each computes instead (see
-    `ooc.fullgraph.halo.reach`). Raises ConfigError as `check_model`, BudgetError where the memory is too little.
+    the same steps, each with a folder of its own; halo: how they exchange rows; recompute: which rows each computes instead
+    (see `ooc.fullgraph.halo.reach`). Raises ConfigError as `check_model`, BudgetError where the memory is too little.
 
     >>> with closing(FullGraph(model, ds, Path("run/full"))) as full:
     ...     loss = full.step(loss_of)  # gradients are in the parameters' .grad

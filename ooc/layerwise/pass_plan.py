@@ -154,9 +154,9 @@ class LayerShape:
 class ModelShape:
     """A model on a graph. x_bytes: of a row of features on disk; x_plain: whether sums can be made of it as it is; encoded:
     columns after the encoder, 0 without one; slot_bytes: of an edge in the tiles; out: columns of the result, after any
-    decoder. halo: sources behind the nodes, whose rows other ranks compute; recomputed: by layer, how many of these are computed
-    here too for it to read, those that stand first, no more for a later layer than for one before. Of exact training, drops:
-    whether the first layer's input passes dropout; itemsize: bytes of a number; encoder_trains: whether the encoder has
+    decoder. halo: sources behind the nodes, whose rows other ranks compute; recomputed: by layer, how many of these are
+    computed here too for it to read, those that stand first, no more for a later layer than for one before. Of exact training,
+    drops: whether the first layer's input passes dropout; itemsize: bytes of a number; encoder_trains: whether the encoder has
     parameters."""
 
     num_nodes: int
@@ -185,8 +185,8 @@ class ModelShape:
         return self.computed(0 if op.kind == "map" else op.layer + 1)
 
     def rows_of(self, ref: ValueRef) -> int:
-        """Rows of a value: what layers read along edges, and its gradient, has rows of all the halo. Gradients of sums are added
-        up along all edges that are here, and have zeros for destinations that their layer does not compute."""
+        """Rows of a value: what layers read along edges, and its gradient, has rows of all the halo. Gradients of sums are
+        added up along all edges that are here, and have zeros for destinations that their layer does not compute."""
         if ref.role == "rows" or (ref == FEATURES and not self.mapped):
             return self.num_nodes + self.halo
         if ref.role == "sums" and ref.gradient:

@@ -8,16 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ooc.fullgraph.halo.part import HaloSettings
+from ooc.fullgraph.halo.recompute import HaloRows, RankRows, Way, WayName, cheapest, compare_ways, layer_costs, way_of
 from ooc.fullgraph.placement.costs import OpCost, StepProfile
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, plan_step
 from ooc.fullgraph.program import Program, build
 from ooc.layerwise.pass_plan import ModelShape
 
-Ints = NDArray[np.int64]
 POSITION_BYTES = 4
 """sent with a row of a stale halo: where it stands"""
 
@@ -37,7 +34,8 @@ class RanksPlan:
 
     nproc; bandwidth: bytes a second that one process sends. gradient_bytes: of the parameters, that each process sends in a
     step; gradient_seconds: of a step, for these. Of exact training, peak: bytes of values and aggregates of a rank, at most;
-    halo: rows of all ranks' halos; exchanges: for all rows in every epoch, and for less.
+    halo: rows of all ranks' halos; exchanges: where all rows are sent in every epoch, and where less is; ways: with the halo as
+    configured, which rows are recomputed instead, of which `chosen` takes the least time.
     """
 
     nproc: int
@@ -47,10 +45,16 @@ class RanksPlan:
     peak: int = 0
     halo: int = 0
     exchanges: tuple[Exchange, ...] = ()
+    ways: tuple[Way, ...] = ()
+
+    @property
+    def chosen(self) -> str:
+        """The name of the way that takes the least time, "" in other modes."""
+        return cheapest(self.ways).name if self.ways else ""
 
     def asdict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self)
+        return {**asdict(self), "chosen": self.chosen}
 
 
 def gradients_over_ranks(parameter_bytes: int, nproc: int, bandwidth: int) -> RanksPlan:
@@ -68,42 +72,55 @@ def plan_over_ranks(
     single: Program,
     profile: StepProfile,
     room: TierRoom,
-    counts: Ints,
+    halos: Sequence[HaloRows],
     sizes: Sequence[tuple[int, int]],
     alone: RanksPlan,
     options: Sequence[HaloSettings],
+    asked: HaloSettings,
+    on_disk: bool,
 ) -> RanksPlan:
     """What exact training takes.
 
     Args:
         shape: The model on the whole graph, of which `single` is the program and `profile` the costs.
         room: Of each process.
-        counts: int64[K, K], rows of a rank's halo (first index) that another one computes.
+        halos: Of each rank.
         sizes: (nodes, edges) of each rank.
         alone: The gradients, as of `gradients_over_ranks`.
         options: How rows may be exchanged.
+        asked: How they are, for the ways to recompute some.
+        on_disk: Whether features are read in every epoch.
 
     Raises:
         BudgetError: If a rank's part does not fit its memory.
     """
-    plans = [_plan_of(shape, single, profile, room, size, int(counts[rank].sum())) for rank, size in enumerate(sizes)]
-    program = build(shape, shared=True)
-    forth, back = program.exchanged_bytes
-    taken, given = counts.sum(1), counts.sum(0)
-    busiest = int(np.maximum(taken * forth + given * back, given * forth + taken * back).max())
-    compute = max(plan.seconds for plan in plans) + alone.gradient_seconds
+    free = layer_costs(shape, single, profile, alone.bandwidth, 1.0, on_disk)
+    sent = [rows for each in halos if (rows := each.of("none", free)) is not None]
+    plans = [_plan_of(shape, single, profile, room, *each) for each in zip(sizes, (rows.count for rows in sent), strict=True)]
+    base = [plan.seconds + alone.gradient_seconds for plan in plans]
     exchanges = []
     for option in options:
-        share = share_sent(option)
-        extra = 1 + (POSITION_BYTES * len(program.exchanged) / max(1, forth + back) if option.kind == "stale" else 0)
-        nbytes = int(share * extra * int(taken.sum()) * (forth + back))
-        exchanges.append(Exchange(text_of(option), nbytes, compute + share * extra * busiest / alone.bandwidth))
-    return replace(alone, peak=max(plan.peak[0] for plan in plans), halo=int(taken.sum()), exchanges=tuple(exchanges))
+        costs = layer_costs(shape, single, profile, alone.bandwidth, share_sent(option, shape), on_disk)
+        way = way_of("none", sent, costs, base, alone.bandwidth)
+        exchanges.append(Exchange(text_of(option), way.nbytes, way.seconds))
+    costs = layer_costs(shape, single, profile, alone.bandwidth, share_sent(asked, shape), on_disk)
+
+    def rows_of(name: WayName, limit: float) -> list[RankRows] | None:
+        return [rows for each in halos if (rows := each.of(name, costs)) is not None]
+
+    ways = compare_ways(rows_of, costs, base, alone.bandwidth)
+    peak, count = max(plan.peak[0] for plan in plans), sum(rows.count for rows in sent)
+    return replace(alone, peak=peak, halo=count, exchanges=tuple(exchanges), ways=tuple(ways))
 
 
-def share_sent(option: HaloSettings) -> float:
-    """Of the halo's rows, the share that an epoch sends; of stale ones without those that drift."""
-    return {"exact": 1.0, "sampled": option.rate, "stale": 1 / option.every}[option.kind]
+def share_sent(option: HaloSettings, shape: ModelShape) -> float:
+    """Of the bytes of the halo's rows, the share that an epoch sends, with what goes along; of stale ones without those that
+    drift."""
+    if option.kind != "stale":
+        return option.rate if option.kind == "sampled" else 1.0
+    program = build(shape, shared=True)
+    nbytes = sum(sum(program.exchanged_bytes(layer)) for layer in range(len(shape.layers)))
+    return (1 + POSITION_BYTES * len(program.exchanged) / max(1, nbytes)) / option.every
 
 
 def text_of(option: HaloSettings) -> str:

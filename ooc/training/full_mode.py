@@ -20,15 +20,16 @@ from ooc.config.base import RunConfig
 from ooc.config.nodes import FullConfig
 from ooc.fullgraph.activation_offload import SEGMENT_BYTES
 from ooc.fullgraph.executor import LossOf
-from ooc.fullgraph.halo.cuts import balanced_cuts
-from ooc.fullgraph.halo.local_graph import halo_counts
-from ooc.fullgraph.halo.part import HaloSettings
+from ooc.fullgraph.halo.part import HaloSettings, starts_of
+from ooc.fullgraph.halo.reach import Choose, recompute_none
+from ooc.fullgraph.halo.recompute import HaloRows
 from ooc.fullgraph.placement.costs import Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, predict, settled, static_placements
 from ooc.fullgraph.placement.step_profile import plan_full, profile
 from ooc.fullgraph.program import Program, TensorPlacement
 from ooc.fullgraph.step import FullGraph, chunk_bytes
 from ooc.history.history import Growth
+from ooc.layerwise.pass_plan import FEATURES
 from ooc.layerwise.scores import ExactScores
 from ooc.layerwise.shape import besides_bytes, room_in, shape_of
 from ooc.loading.choose_pool import device_plan
@@ -43,9 +44,10 @@ from ooc.runtime.ranks import ALONE, RankLost, Ranks
 from ooc.runtime.transfer import to_device
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
-from ooc.stores.sizes import format_bytes
+from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import checkpoint
 from ooc.training.build import device_model_bytes, model_bytes
+from ooc.training.halo_choice import HaloChoice, fixed_choice, kept_choice, measured_choice
 from ooc.training.mode import RunContext, RunState, Scores
 from ooc.training.node_mode import EXACT_FOLDER, NodeMode, labels_of, make_loss
 
@@ -114,17 +116,39 @@ class FullMode(NodeMode):
         self.budget = plan_memory(dataset, model_bytes(config, self.model))
         self.split_loss = SplitLoss(make_loss(config, dataset, self.task, self.device), dataset, config.train_split)
         self.model.train()
-        made = self.model, dataset, config.out / FOLDER
-        if ranks.alone and config.halo != "exact":
-            raise ConfigError(f"halo = {config.halo!r} applies to several processes: start them with torchrun, or leave it out")
-        halo = HaloSettings(config.halo, config.halo_rate, config.halo_every, config.halo_tolerance)
-        memory = ranks.together(self._device_memory)
-        full = FullGraph(*made, budget=self.budget, engine=self.engine, device_memory=memory, ranks=ranks, halo=halo)
-        self.full = self.opened.enter_context(closing(full))
+        for name, given, alone in (("halo", config.halo, "exact"), ("halo_recompute", config.halo_recompute, "none")):
+            if ranks.alone and given != alone:
+                raise ConfigError(f"{name} = {given!r} applies to several processes: start them with torchrun, or leave it out")
+        self._memory = ranks.together(self._device_memory)
+        self.choice = self._choice()
+        self.full = self.opened.enter_context(closing(self._opened(config.out / FOLDER, self.choice.choose)))
         self.plan: StepPlan | None = None
         """as predicted before the first step"""
         self.seconds: list[float] = []
         """of every step of this process"""
+
+    def _opened(self, folder: Path, recompute: Choose) -> FullGraph:
+        """Exact training in a folder."""
+        made: dict[str, Any] = {"budget": self.budget, "engine": self.engine, "device_memory": self._memory}
+        more: dict[str, Any] = {"ranks": self.ranks, "halo": _halo_of(self.config), "recompute": recompute}
+        return FullGraph(self.model, self.dataset, folder, **made, **more)
+
+    def _choice(self) -> HaloChoice:
+        """Which rows of the halo this run recomputes."""
+        config, ranks = self.config, self.ranks
+        if config.halo_recompute != "auto":
+            return fixed_choice(config.halo_recompute)
+        asked = {"store": self.dataset.fingerprint, "processes": ranks.world_size, "halo": config.halo}
+        asked |= {"bandwidth": config.halo_bandwidth}
+        kept: HaloChoice | None = ranks.decided(lambda: kept_choice(config.out, asked))
+        if kept is not None:
+            return kept
+        bandwidth = None if config.halo_bandwidth is None else parse_bytes(config.halo_bandwidth)
+
+        def trial(folder: Path) -> FullGraph:
+            return self._opened(folder, recompute_none)
+
+        return measured_choice(trial, ranks, config.out.parent, _halo_of(config), bandwidth, asked)
 
     def _device_memory(self) -> int:
         """Bytes of the GPU for what stays there; booked as activations. Raises BudgetError where a chunk alone is too much."""
@@ -144,6 +168,10 @@ class FullMode(NodeMode):
         """See `Mode`; places the values of a step."""
         self.run, config, full = run, self.config, self.full
         keep_large_blocks(True)  # as steps do: their ops are timed
+        if config.halo_recompute == "auto":
+            self.choice.keep(config.out)
+            if self.choice.ways:
+                run.watchers.note(str(self.choice))
         self.plan = _place(config, full, config.out, self.split_loss)
         exact = _scores_beside(full, config.out / EXACT_FOLDER, self.engine, self.task)
         self.exact = self.opened.enter_context(closing(exact))
@@ -204,6 +232,7 @@ class FullMode(NodeMode):
         moved = {"bytes_read": traffic.bytes_read, "bytes_written": traffic.bytes_written}
         if not self.ranks.alone:
             moved["bytes_exchanged"] = sum(self.ranks.gather(self.full.bytes_exchanged))
+            moved["rows_recomputed"] = sum(self.ranks.gather(sum(self.full.shape.recomputed)))
         took = {"step_seconds": self.seconds, "op_seconds": traffic.seconds, "ops": traffic.ops, "busy_seconds": traffic.busy()}
         found = {**super().finish(result), "full": {**moved, **took}, **self._compared(moved)}
         self.full.discard()
@@ -224,7 +253,8 @@ class FullMode(NodeMode):
 
     @classmethod
     def planned(cls, config: RunConfig) -> RunConfig:
-        return config.model_copy(update={"plan": True, "halo": "exact"})  # one process plans for several
+        alone = {"halo": "exact", "halo_recompute": "none"}  # one process plans for several
+        return config.model_copy(update={"plan": True, **alone})
 
     def predict(self, seconds: float, variants: bool) -> FullPlan:
         """See `Mode`; made by `open`."""
@@ -232,17 +262,28 @@ class FullMode(NodeMode):
         return FullPlan(self.full.program, self.plan)
 
     def predict_ranks(self, nproc: int, bandwidth: int) -> RanksPlan:
-        """See `Mode`; for all rows of the halo in every epoch, and for those settings that send less."""
-        full, alone = self.full, super().predict_ranks(nproc, bandwidth)
-        starts = balanced_cuts(self.dataset.graph.indptr, nproc)
+        """See `Mode`; for all rows of the halo in every epoch, for those settings that send less, and for ways to recompute."""
+        full, alone, config = self.full, super().predict_ranks(nproc, bandwidth), self.config
+        starts = starts_of(self.dataset, nproc)
         edges = np.diff(self.dataset.graph.indptr[starts])
         sizes = list(zip(np.diff(starts).tolist(), edges.tolist(), strict=True))
         disk = max(0, (full.disk or 0) - SEGMENT_BYTES)
-        measured = profile(full, self.config.out, self.split_loss, disk)
-        options = [HaloSettings(), HaloSettings("sampled", rate=self.config.halo_rate)]
-        options.append(HaloSettings("stale", every=self.config.halo_every))
-        room, counts = TierRoom(full.room, full.device_room, disk), halo_counts(self.dataset, starts)
-        return plan_over_ranks(full.shape, full.program, measured, room, counts, sizes, alone, options)
+        measured = profile(full, config.out, self.split_loss, disk)
+        options = [
+            HaloSettings(),
+            HaloSettings("sampled", rate=config.halo_rate),
+            HaloSettings("stale", every=config.halo_every),
+        ]
+        room = TierRoom(full.room, full.device_room, disk)
+        halos = [HaloRows(self.dataset, starts, rank, full.shape) for rank in range(nproc)]
+        on_disk = full.placement.of(FEATURES.name) is TensorPlacement.DISK
+        made = full.shape, full.program, measured, room, halos, sizes, alone, options, _halo_of(config), on_disk
+        return plan_over_ranks(*made)
+
+
+def _halo_of(config: FullConfig) -> HaloSettings:
+    """How rows of the halo are exchanged."""
+    return HaloSettings(config.halo, config.halo_rate, config.halo_every, config.halo_tolerance)
 
 
 def _place(config: FullConfig, full: FullGraph, folder: Path, loss: LossOf) -> StepPlan | None:

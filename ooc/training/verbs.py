@@ -105,8 +105,9 @@ def plan_of(config: RunConfig, nproc: int = 1, bandwidth: int | str = BANDWIDTH)
     """The plan of a configuration, of the best mode if it leaves the mode open. nproc, bandwidth: as of `plan`."""
     if nproc < 1:
         raise ConfigError(f"nproc = {nproc} is invalid: give a number of processes")
-    if nproc == 1 and getattr(config, "halo", "exact") != "exact":
-        raise ConfigError("halo applies to several processes: give `nproc`, or leave it out")
+    for name, alone in (("halo", "exact"), ("halo_recompute", "none")):
+        if nproc == 1 and getattr(config, name, alone) != alone:
+            raise ConfigError(f"{name} applies to several processes: give `nproc`, or leave it out")
     if nproc > 1 and config.leaves_mode_open:
         raise ConfigError("nproc is of one mode: give `mode` too")
     if config.leaves_mode_open:

@@ -1,7 +1,9 @@
 """Rows of the halo, from the ranks that compute them, and their gradients back to these; a piece of bounded size at a time."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from ooc.stores.jit import kernel
 
 PIECE_BYTES = 16 * 2**20
 """of the rows that a rank sends to all others at a time, about"""
+_TRIES = 3
+"""pieces sent to measure a bandwidth, after one to warm up"""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,20 @@ class HaloLists:
         none = [np.empty(0, np.int64)] * ranks.world_size
         send = [np.concatenate(parts) for parts in zip(none, *found, strict=True)]
         return cls(send, receive, most, node, reach.count + reach.recomputed[layer])
+
+
+def bandwidth_of(ranks: Ranks) -> float:
+    """Bytes a second that a process sends to all others, while these do so too: that of the slowest, the same on all."""
+    rows, taken = PIECE_BYTES // (4 * ranks.world_size), []
+    given = [torch.zeros(rows * (rank != ranks.rank), device=ranks.place) for rank in range(ranks.world_size)]
+    for _ in range(1 + _TRIES):
+        ranks.barrier()
+        began = perf_counter()
+        ranks.exchange(given, [len(part) for part in given])
+        if ranks.place.type != "cpu":
+            torch.cuda.synchronize()
+        taken.append(perf_counter() - began)
+    return min(ranks.gather(sum(map(len, given)) * 4 / statistics.median(taken[1:])))
 
 
 def rows_at_once(row_bytes: int, world_size: int) -> int:

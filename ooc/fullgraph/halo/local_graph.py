@@ -32,7 +32,8 @@ EDGES = "edges.bin"
 
 @dataclass(frozen=True, eq=False)
 class LocalGraph(Graph):
-    """A part of a graph; see `Graph`. The halo has in-edges here where its rows are computed here. degrees: int64[n], of its nodes in the whole graph."""
+    """A part of a graph; see `Graph`. The halo has in-edges here where its rows are computed here. degrees: int64[n], of its
+    nodes in the whole graph."""
 
     degrees: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 

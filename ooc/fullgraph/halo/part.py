@@ -56,8 +56,8 @@ EXACT = HaloSettings()
 @dataclass(frozen=True)
 class Part:
     """dataset: of the nodes that a rank computes, all of one process; numbering: of these in the whole graph; lists: by layer,
-    what is exchanged for it to read, None of one process; recomputed: as of `ModelShape`; nbytes: of memory for what one process
-    has in the store."""
+    what is exchanged for it to read, None of one process; recomputed: as of `ModelShape`; nbytes: of memory for what one
+    process has in the store."""
 
     dataset: Dataset
     numbering: Numbering
@@ -76,7 +76,9 @@ def part_of(dataset: Dataset, ranks: Ranks, folder: Path | None, shape: ModelSha
     first, stop = starts[ranks.rank : ranks.rank + 2].tolist()
 
     def local() -> LocalDataset:
-        return LocalDataset(dataset, reach_of(InEdges(dataset), first, stop, len(shape.layers), shape.mapped, choose), folder)
+        edges = InEdges(dataset)
+        halo = edges.outside(first, stop)
+        return LocalDataset(dataset, reach_of(edges, first, stop, halo, len(shape.layers), shape.mapped, choose), folder)
 
     own = ranks.together(local)
     lists = [HaloLists.agreed(ranks, starts, own.reach, layer) for layer in range(len(shape.layers))]

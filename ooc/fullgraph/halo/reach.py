@@ -114,9 +114,9 @@ class Reach:
     """The nodes that a rank computes on.
 
     first, stop: its range. node: int64[n], ids: of the range, then of the halo, those before others that are recomputed for a
-    later layer. recomputed: by layer, how many of the halo are computed here for it to read, which stand first behind the range.
-    received: by layer int64[h], places in `node` of the rows that come from other ranks, ascending. edges: in-edges of all nodes
-    whose rows a layer makes here.
+    later layer. recomputed: by layer, how many of the halo are computed here for it to read, which stand first behind the
+    range. received: by layer int64[h], places in `node` of the rows that come from other ranks, ascending. edges: in-edges of
+    all nodes whose rows a layer makes here.
     """
 
     first: int
@@ -138,19 +138,20 @@ class Reach:
         return self.node[self.count : self.count + count]
 
 
-def reach_of(edges: InEdges, first: int, stop: int, layers: int, mapped: bool, choose: Choose) -> Reach:
+def reach_of(edges: InEdges, first: int, stop: int, halo: Ints, layers: int, mapped: bool, choose: Choose) -> Reach:
     """The nodes that a rank computes on.
 
     Args:
         edges: Of the whole graph.
         first: Of the rank's range first:stop.
         stop: See `first`.
+        halo: `edges.outside(first, stop)`.
         layers: Of the model.
         mapped: Whether features pass a map before the first layer reads them; else it reads them from the store.
         choose: Which rows of the halo are recomputed. Of a node whose row a layer reads, recomputed, all earlier layers' rows
             are recomputed too.
     """
-    halo, chosen = edges.outside(first, stop), np.empty(0, np.int64)
+    chosen = np.empty(0, np.int64)
     order, recomputed, sent = list[Ints](), [0] * layers, list[Ints]()
     for level in range(layers - 1, -1, -1):
         rest = np.setdiff1d(halo, chosen, assume_unique=True)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.fullgraph.halo.exchange import HaloExchange, HaloLists, Ints, rows_at_once, write_rows
+from ooc.fullgraph.halo.exchange import HaloExchange, HaloLists, rows_at_once, write_rows
+from ooc.fullgraph.halo.reach import Ints
 from ooc.fullgraph.value_store import ValueStore
 from ooc.runtime.ranks import Ranks
 
@@ -49,9 +50,7 @@ class StaleHalo(HaloExchange):
             if len(ids):
                 store.add(name, ids, rows)
 
-    def _renewed(
-        self, store: ValueStore, name: str, lists: HaloLists, given: list[Ints], taken: list[Ints]
-    ) -> list[Rows]:
+    def _renewed(self, store: ValueStore, name: str, lists: HaloLists, given: list[Ints], taken: list[Ints]) -> list[Rows]:
         """The rows that came from each rank, by now or before. given, taken: rows here that are sent to each, and for which
         rows come."""
         columns, dtype = store.rows(name).shape[1], store.dtype

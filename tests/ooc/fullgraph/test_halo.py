@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from ooc.fullgraph.halo.cuts import NODE_EDGES, balanced_cuts
 from ooc.fullgraph.halo.exchange import drawn
-from ooc.fullgraph.halo.local_graph import LocalDataset, halo_counts
+from ooc.fullgraph.halo.local_graph import LocalDataset
+from ooc.fullgraph.halo.reach import InEdges, reach_of, recompute_none
+from ooc.fullgraph.halo.recompute import RankRows
 from ooc.graph.aggregation import gcn_factors
 from ooc.stores.dataset import Dataset
 from tests.conftest import MakeStore
@@ -39,10 +41,11 @@ def test_a_part_has_the_edges_and_degrees_of_the_whole_graph(
         monkeypatch.setattr("ooc.fullgraph.halo.local_graph.RANK_EDGES_SHARE", 10**9)  # edges are mapped from a file
     with Dataset.open(store_of(make_store, weighted=True), memory=memory and "2GB") as ds:
         whole, starts = ds.graph, balanced_cuts(ds.graph.indptr, 3)
-        counts = halo_counts(ds, starts)
         for rank in range(3):
             first, stop = starts[rank : rank + 2].tolist()
-            part = LocalDataset(ds, first, stop, tmp_path / f"{rank}")
+            edges = InEdges(ds)
+            reach = reach_of(edges, first, stop, edges.outside(first, stop), 2, True, recompute_none)
+            part = LocalDataset(ds, reach, tmp_path / f"{rank}")
             assert isinstance(part.graph.indices, np.memmap) is bool(memory)
             begin, end = whole.indptr[first], whole.indptr[stop]
             source = np.asarray(whole.indices[begin:end], np.int64)
@@ -60,7 +63,8 @@ def test_a_part_has_the_edges_and_degrees_of_the_whole_graph(
             part.stored("x").read(local, own)
             assert (own == x[part.node]).all()
             owners = np.searchsorted(starts, outside, side="right") - 1
-            assert counts[rank].tolist() == np.bincount(owners, minlength=3).tolist()
+            rows = RankRows.of(reach, edges, starts)
+            assert rows.received == (tuple(np.bincount(owners, minlength=3).tolist()),) * 2
 
 
 @settings(deadline=None)  # a kernel is compiled at first

@@ -98,7 +98,7 @@ def equal_one_process(cases: list[Case], world_size: int, folder: Path) -> list[
                 agree(ours, theirs, 1e-8)
             assert rank.losses == found[0].losses, "the same on every rank"
             for name, value in one.state.items():
-                torch.testing.assert_close(rank.state[name], value, rtol=1e-7, atol=1e-9, msg=lambda text: f"{case}: {text}")
+                torch.testing.assert_close(rank.state[name], value, rtol=1e-7, atol=1e-9, msg=f"{name} of {case}")
     return by_case
 
 
