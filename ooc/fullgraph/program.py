@@ -59,8 +59,8 @@ class Value:
 
 @dataclass(frozen=True)
 class Program:
-    """A training step. num_nodes: whose rows any op computes; itemsize: bytes of a number; cell_rows: ranges of destinations are
-    multiples of it, but the last."""
+    """A training step. num_nodes: whose rows any op computes; itemsize: bytes of a number; cell_rows: ranges of destinations
+    are multiples of it, but the last."""
 
     num_nodes: int
     num_edges: int
