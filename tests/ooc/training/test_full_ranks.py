@@ -1,6 +1,11 @@
 """Exact training by several processes: the run of one process, its losses and scores."""
 
 import json
+import os
+import random
+import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +16,7 @@ from ooc.report.page import write_report
 from ooc.stores.errors import ConfigError
 from ooc.training.checkpoint import read_metrics
 from tests.conftest import MakeStore
-from tests.ooc.ranks import run_ranks
+from tests.ooc.ranks import ended, run_ranks, start_ranks
 
 SMALL = ["--mode", "full", "--layers", "2", "--hidden", "8", "--epochs", "2", "--threads", "1", "--seed", "5"]
 
@@ -23,6 +28,11 @@ def trained(count: int, store: Path, out: Path, *flags: str) -> tuple[list[float
     assert all(each.stdout == "" == each.stderr for each in done[1:]), "rank 0 speaks"
     steps, _ = read_metrics(out)
     return [line["loss"] for line in steps], json.loads((out / "summary.json").read_text())
+
+
+def lines_of(out: Path) -> int:
+    path = out / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -68,11 +78,68 @@ def test_less_is_sent_at_a_small_loss(make_store: MakeStore, tmp_path: Path, fla
     assert again == found, "the same in every run"
 
 
-def test_a_halo_of_one_process_is_refused(make_store: MakeStore, tmp_path: Path) -> None:
-    store = make_store(num_nodes=20, num_edges=40)
-    (done,) = run_ranks(1, "-m", "ooc", "train", store, "--out", tmp_path / "run", *SMALL, "--halo", "stale")
+@pytest.mark.parametrize("name, value", [("halo", "stale"), ("halo_recompute", "all")])
+def test_a_halo_of_one_process_is_refused(make_store: MakeStore, tmp_path: Path, name: str, value: str) -> None:
+    store, flag = make_store(num_nodes=20, num_edges=40), "--" + name.replace("_", "-")
+    (done,) = run_ranks(1, "-m", "ooc", "train", store, "--out", tmp_path / "run", *SMALL, flag, value)
     assert done.returncode == 2
-    assert "halo = 'stale' applies to several processes" in done.stderr
+    assert f"{name} = '{value}' applies to several processes" in done.stderr
+    with pytest.raises(ConfigError, match=f"{name} applies to several processes"):
+        ooc.plan(store=store, mode="full", model="gcn", **{name: value})
+
+
+def test_a_bandwidth_without_a_choice_is_refused(make_store: MakeStore, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="halo_bandwidth applies to halo_recompute = auto only"):
+        ooc.plan(store=make_store(num_nodes=20, num_edges=40), mode="full", nproc=2, halo_bandwidth="1MB")
+
+
+@pytest.mark.slow
+def test_what_is_recomputed_is_chosen_once_a_run(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store(num_nodes=203, num_edges=1500)
+    flags = ["--model", "gcn", "--halo-recompute"]
+    expected, _ = trained(1, store, tmp_path / "one", "--model", "gcn")
+    bytes_sent = {}
+    for name, more in (("none", []), ("first", []), ("all", []), ("auto", ["--halo-bandwidth", "1KB"])):
+        losses, summary = trained(2, store, tmp_path / name, *flags, name, *more)
+        assert losses == pytest.approx(expected, abs=1e-6)
+        bytes_sent[name] = summary["full"]["bytes_exchanged"]
+        assert (summary["full"]["rows_recomputed"] > 0) is (name != "none")
+    assert bytes_sent["none"] > bytes_sent["first"] > bytes_sent["all"] == 0
+    assert bytes_sent["auto"] == 0, "a thousand bytes a second are few"
+    kept = json.loads((tmp_path / "auto" / "halo.json").read_text())
+    assert kept["name"] in ("by cost", "all")
+    assert min(kept["ways"], key=lambda way: float(way["seconds"]))["name"] == kept["name"]
+    (tmp_path / "auto" / "halo.json").write_text(json.dumps({**kept, "name": "none"}))
+    more = ["--resume", "--epochs", "3", "--halo-bandwidth", "1KB"]
+    resumed, summary = trained(2, store, tmp_path / "auto", *flags, "auto", *more)
+    assert len(resumed) == 3
+    assert summary["full"]["rows_recomputed"] == 0, "by what the run began with"
+
+
+@pytest.mark.slow
+def test_killed_processes_go_on_as_one_run(make_store: MakeStore, tmp_path: Path) -> None:
+    """One is killed at some moment, the other ends by itself, and the run goes on from its last checkpoint: losses and scores to
+    the bit, every step once."""
+    store = make_store(num_nodes=203, num_edges=1500)
+    flags = ["--model", "gcn", "--halo-recompute", "first", "--checkpoint-every", "2", "--no-plan", "--epochs", "12"]
+    expected, whole = trained(2, store, tmp_path / "whole", *flags)
+    seed = int(os.environ.get("OOC_TEST_SEED", str(random.randrange(10**6))))
+    moments, out = random.Random(seed), tmp_path / "killed"
+    for life in range(int(os.environ.get("OOC_TEST_KILLS", "3"))):
+        more = ["--resume"] if out.exists() else []
+        ranks = start_ranks(2, "-m", "ooc", "train", store, "--out", out, *SMALL, *flags, *more)
+        stop = lines_of(out) + moments.randrange(1, 4)
+        while lines_of(out) < stop and all(each.poll() is None for each in ranks):
+            time.sleep(0.001)
+        time.sleep(moments.random() * 0.05)
+        with suppress(ProcessLookupError):  # it has ended already
+            moments.choice(ranks).send_signal(signal.SIGKILL)
+        done = ended(ranks)
+        assert all("Traceback" not in each.stderr for each in done), (f"life {life} of seed {seed}", done)
+    losses, found = trained(2, store, out, *flags, "--resume")
+    assert losses == expected, f"seed {seed}"
+    assert found["metrics"] == whole["metrics"]
+    assert [line["step"] for line in read_metrics(out)[0]] == list(range(12)), "every step once"
 
 
 @pytest.mark.slow
@@ -86,6 +153,18 @@ def test_a_plan_predicts_the_bytes_to_be_sent(make_store: MakeStore, tmp_path: P
     assert sampled.nbytes == pytest.approx(0.1 * exact.nbytes, abs=1)
     assert 0.25 * exact.nbytes < stale.nbytes < 0.5 * exact.nbytes
     assert exact.seconds > stale.seconds > sampled.seconds > planned.gradient_seconds
+    settings |= {"store": store, "out": tmp_path / "plan", "nproc": 2}
+    for bandwidth, fewer in (("1KB", True), ("1000GB", False)):
+        planned = ooc.plan(bandwidth=bandwidth, **settings).ranks
+        ways = {way.name: way for way in planned.ways}
+        assert list(ways) == ["none", "first", "by cost", "all"]
+        assert ways["none"].nbytes == exact.nbytes > ways["first"].nbytes > ways["all"].nbytes == 0
+        assert ways[planned.chosen].seconds == min(way.seconds for way in planned.ways)
+        assert (ways[planned.chosen].nbytes < exact.nbytes) is fewer
+        assert planned.asdict()["chosen"] == planned.chosen
+    _, summary = trained(2, store, tmp_path / "first", "--model", "gcn", "--halo-recompute", "first")
+    assert summary["full"]["bytes_exchanged"] == 2 * ways["first"].nbytes
+    assert summary["full"]["rows_recomputed"] == ways["first"].recomputed
 
 
 def test_processes_are_planned_for_one_mode(make_store: MakeStore) -> None:
