@@ -125,7 +125,7 @@ def test_any_rows_may_be_recomputed(make_store: MakeStore, tmp_path: Path, world
     cases: list[Case] = []
     for name in NAMES:
         for number, settings in enumerate(SETTINGS[: 2 if name in ("appnp", "sgc") else None]):
-            for choose in (AnyRows(0.5, len(cases)), AnyRows(0.1, len(cases)), recompute_all):
+            for choose in (AnyRows(0.5, len(cases)), recompute_all):
                 store, where = weighted if number == 1 else plain, WHERE[len(cases) % len(WHERE)]
                 cases.append(Case(store, name, settings, where, choose))
     equal_one_process(cases, world_size, tmp_path)

@@ -143,7 +143,7 @@ def test_costs_are_those_of_the_ops_that_make_rows() -> None:
     layers = (LayerShape(8, 4, "gcn", (4, 0), trains=True, norm=4), LayerShape(4, 3, "gcn", (3, 0), trains=True))
     shape = ModelShape(100, 1000, 400, True, 100, 0, 8, layers, 3)
     program = build(shape)
-    one = {op.name: OpCost(1.0, 10.0) for op in program.ops}
+    one = {op.name: OpCost(1.0, 10.0 * bool(op.summed)) for op in program.ops}
     profile = StepProfile(one, {TensorPlacement.DISK: Speed(read=1e3, written=1e3)}, 0.0)
     first, second = layer_costs(shape, program, profile, bandwidth=1e3, share=0.5, on_disk=True)
     maps = sum(op.kind == "map" for op in program.ops)

@@ -78,7 +78,7 @@ def test_less_is_sent_at_a_small_loss(make_store: MakeStore, tmp_path: Path, fla
     assert again == found, "the same in every run"
 
 
-@pytest.mark.parametrize("name, value", [("halo", "stale"), ("halo_recompute", "all")])
+@pytest.mark.parametrize(("name", "value"), [("halo", "stale"), ("halo_recompute", "all")])
 def test_a_halo_of_one_process_is_refused(make_store: MakeStore, tmp_path: Path, name: str, value: str) -> None:
     store, flag = make_store(num_nodes=20, num_edges=40), "--" + name.replace("_", "-")
     (done,) = run_ranks(1, "-m", "ooc", "train", store, "--out", tmp_path / "run", *SMALL, flag, value)
@@ -118,8 +118,8 @@ def test_what_is_recomputed_is_chosen_once_a_run(make_store: MakeStore, tmp_path
 
 @pytest.mark.slow
 def test_killed_processes_go_on_as_one_run(make_store: MakeStore, tmp_path: Path) -> None:
-    """One is killed at some moment, the other ends by itself, and the run goes on from its last checkpoint: losses and scores to
-    the bit, every step once."""
+    """One is killed at some moment, the other ends by itself, and the run goes on from its last checkpoint: the same losses
+    and scores to the bit, every step once."""
     store = make_store(num_nodes=203, num_edges=1500)
     flags = ["--model", "gcn", "--halo-recompute", "first", "--checkpoint-every", "2", "--no-plan", "--epochs", "12"]
     expected, whole = trained(2, store, tmp_path / "whole", *flags)
