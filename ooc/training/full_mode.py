@@ -168,10 +168,9 @@ class FullMode(NodeMode):
         """See `Mode`; places the values of a step."""
         self.run, config, full = run, self.config, self.full
         keep_large_blocks(True)  # as steps do: their ops are timed
-        if config.halo_recompute == "auto":
+        if self.choice.ways:  # measured now, not when the run began
             self.choice.keep(config.out)
-            if self.choice.ways:
-                run.watchers.note(str(self.choice))
+            run.watchers.note(str(self.choice))
         self.plan = _place(config, full, config.out, self.split_loss)
         exact = _scores_beside(full, config.out / EXACT_FOLDER, self.engine, self.task)
         self.exact = self.opened.enter_context(closing(exact))
