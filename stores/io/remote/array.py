@@ -107,19 +107,21 @@ class RemoteArray:
         return np.flatnonzero(np.cumsum(count)[:-1])
 
     def claim(self, numbers: NDArray[np.int64]) -> list[int]:
-        """Those of the missing chunks that no other thread is fetching; `fetched` gives each of them back."""
+        """Those of the missing chunks that no other thread or process is fetching; `fetched` gives each of them back."""
         with self._lock:
-            mine = [number for number in self.presence.missing(numbers).tolist() if number not in self._coming]
+            free = [number for number in self.presence.missing(numbers).tolist() if number not in self._coming]
+            mine = [number for number in free if self.presence.take(number)]
             self._coming |= {number: threading.Event() for number in mine}
         return mine
 
     def wait(self, numbers: Sequence[int]) -> None:
-        """Wait until no thread is fetching one of these chunks."""
+        """Wait until no other thread or process is fetching one of these chunks."""
         for number in numbers:
             with self._lock:
                 coming = self._coming.get(number)
             if coming is not None:
                 coming.wait()
+            self.presence.wait(number)
 
     @contextmanager
     def fetched(self, number: int) -> Iterator[None]:
@@ -135,6 +137,7 @@ class RemoteArray:
             for number in numbers:
                 coming = self._coming.pop(number, None)
                 if coming is not None:
+                    self.presence.leave(number)
                     coming.set()
 
     def fetch(self, want: Extent, must_keep: bool = False) -> tuple[int, Bytes]:
@@ -147,6 +150,7 @@ class RemoteArray:
         if not self._cache.reserve(size, must_keep):
             if must_keep:
                 raise self._no_room()
+            self.presence.leave(want.number)  # it will not be there, so other processes need not wait
             if want.nbytes == size:
                 return begin, self._whole(want.number)
             return want.begin, self._request(want.begin, want.nbytes)
@@ -224,16 +228,20 @@ class RemoteArray:
     def check(self, numbers: Sequence[int], local: Callable[[int, Bytes], None]) -> None:
         """Compare chunks with their checksums: missing ones as they come, others as local(begin, out) reads them."""
         assert self.sums is not None
-        mine = self.claim(np.asarray(numbers, np.int64))
-        try:
-            deque(self._in_order(mine, self._read_one), maxlen=0)
-        finally:
-            self.unclaim(mine)
-        scratch = np.empty(self.chunk_bytes, np.uint8)
-        for number in numbers:
-            if number not in mine:
+        scratch, left = np.empty(self.chunk_bytes, np.uint8), np.asarray(numbers, np.int64)
+        while len(left):
+            mine = self.claim(left)
+            try:
+                deque(self._in_order(mine, self._read_one), maxlen=0)
+            finally:
+                self.unclaim(mine)
+            left = np.setdiff1d(left, mine)
+            missing = self.presence.missing(left)  # others are fetching them
+            for number in np.setdiff1d(left, missing).tolist():
                 local(number * self.chunk_bytes, scratch)
                 self.sums.see(number * self.chunk_bytes, scratch)
+            left = missing
+            self.wait(left.tolist())
 
     def read(self, begin: int, out: Bytes, local: Callable[[int, Bytes], None]) -> None:
         """Fill `out` with the array's bytes from `begin` on; what is in the cache is read by local(begin, out)."""

@@ -6,6 +6,7 @@ cache is full, the chunks that are there serve their share of every epoch, and o
 """
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -33,6 +34,11 @@ _BOOT_BYTES = 64
 _RETRY_S = 10.0
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _KEEP_SIZE_PUNCH_HOLE = 3
+_LOCK_OF_BYTES = struct.Struct("hhqqi4x")
+"""struct flock: type, from where, first byte, bytes, process"""
+_POLL_S = 0.005
+_PATIENCE_S = 30.0
+"""how long a chunk is waited for that another process fetches: it may have been stopped"""
 
 
 def default_folder() -> Path:
@@ -207,7 +213,8 @@ class Presence:
     """Which chunks of an array are in its files: a byte for each, in a file that all processes map.
 
     A chunk is marked after it was written, which a killed process cannot undo. A machine that loses power can: marks that were
-    not made durable count only until the machine starts again.
+    not made durable count only until the machine starts again. Who fetches a chunk locks its byte of the file: of several
+    processes one does; the kernel takes the lock from a process that is killed.
 
     >>> presence = Presence(file, 100, cache)
     >>> presence.mark(np.array([3]))
@@ -226,6 +233,8 @@ class Presence:
             os.utime(file)
             mapped = np.frombuffer(mmap.mmap(fd, _BOOT_BYTES + chunks), np.uint8)
             self._fd, self._mapped, self._states = fd, mapped, mapped[_BOOT_BYTES:]
+            self._in_vain: set[int] = set()
+            """chunks that were waited for"""
             boot = np.zeros(_BOOT_BYTES, np.uint8)
             boot[: len(_boot())] = np.frombuffer(_boot(), np.uint8)
             if not (mapped[:_BOOT_BYTES] == boot).all():
@@ -246,6 +255,37 @@ class Presence:
     def complete(self) -> bool:
         """Whether all chunks are there."""
         return bool((self._states != MISSING).all())
+
+    def take(self, number: int) -> bool:
+        """Take a missing chunk to fetch it; False if it is there by now, or another opened file of this array has taken it."""
+        if not self._locked(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, number) and number not in self._in_vain:
+            return False
+        if self._states[number] == MISSING:
+            return True
+        self.leave(number)
+        return False
+
+    def leave(self, number: int) -> None:
+        """Let others fetch a chunk that was taken; idempotent."""
+        self._locked(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, number)
+
+    def wait(self, number: int) -> None:
+        """Wait until no other opened file of this array has taken a chunk, or so long that `take` gives it to this one too."""
+        until = time.monotonic() + _PATIENCE_S
+        while self._states[number] == MISSING and not self._locked(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, number):
+            if time.monotonic() > until:
+                self._in_vain.add(number)
+                return
+            time.sleep(_POLL_S)
+
+    def _locked(self, command: int, kind: int, number: int) -> bool:
+        """Whether a lock of a chunk's byte is to be had; also where the file system knows no such locks."""
+        asked = _LOCK_OF_BYTES.pack(kind, os.SEEK_SET, _BOOT_BYTES + number, 1, 0)
+        try:
+            found = _LOCK_OF_BYTES.unpack(fcntl.fcntl(self._fd, command, asked))
+        except OSError as error:
+            return error.errno not in (errno.EAGAIN, errno.EACCES)
+        return command != fcntl.F_OFD_GETLK or found[0] == fcntl.F_UNLCK
 
     def mark(self, number: int) -> None:
         """Mark a chunk as written."""

@@ -188,6 +188,8 @@ class Client:
         name, advice = type(error).__name__, "check the URL and the network"
         if name in ("PermissionDeniedError", "UnauthenticatedError") or _without_credentials(str(error)):
             advice = "check the credentials in the environment"
+        elif reason_of(error) == _NO_RANGES:
+            advice = "serve the store by one that does, such as nginx, or copy it to this disk"
         times = f" (tried {attempts} times)" if attempts > 1 else ""
         return StoreError(f"{self.url / key} cannot be {what}: {reason_of(error)}{times}; {advice}")
 
@@ -220,6 +222,7 @@ def _status(text: str) -> int | None:
     return None if found is None else int(found[1])
 
 
+_NO_RANGES = "the server does not answer requests for ranges of bytes"
 _REASONS = (
     ("dns error", "its host is not found"),
     ("ConnectionRefused", "the connection is refused"),
@@ -228,6 +231,8 @@ _REASONS = (
     ("Network is unreachable", "the network is not reachable"),
     ("NetworkUnreachable", "the network is not reachable"),
     ("certificate", "its certificate is not accepted"),
+    ("InvalidContentType", "the server does not speak https"),
+    ("Range request not supported", _NO_RANGES),
     ("IncompleteMessage", "the answer is cut short"),
     ("IncompleteBody", "the answer is cut short"),
     ("decoding response body", "the answer is cut short"),

@@ -3,6 +3,9 @@
 import fcntl
 import os
 import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 from ooc.stores.errors import StoreError
 from ooc.stores.io.remote import cache as cache_module
 from ooc.stores.io.remote.cache import PRESENT, CacheDir, Presence, default_folder
+from ooc.stores.io.segments import Segments
 from tests.stores.io.remote.objects import remote_array
 
 CHUNK = 2**16
@@ -139,3 +143,68 @@ def test_a_killed_process_leaves_the_cache_whole(tmp_path: Path) -> None:
         assert len(objects.asked) <= 64
         used, limit = CacheDir(folder).counts
         assert taken(folder) <= used + 4096 * 16 <= limit
+
+
+def test_two_processes_fetch_a_chunk_once_and_count_it_once(tmp_path: Path) -> None:
+    """Also where one of them fetches all of it, as maps are filled, and is killed."""
+    array = np.random.default_rng(0).integers(0, 256, 64 * CHUNK).astype(np.uint8)
+    told, tell = os.pipe()
+
+    def slow(number: int, data: object) -> object:
+        os.write(tell, b"1")
+        time.sleep(0.002)
+        return data
+
+    def fill(kill_at: int) -> int:
+        child = os.fork()
+        if child == 0:
+
+            def killed(number: int, data: object) -> object:
+                if number == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return slow(number, data)
+
+            try:
+                remote_array(tmp_path, array, CHUNK, 10, 66 * CHUNK, killed)[0].fill()
+            finally:
+                os._exit(0)
+        return child
+
+    first, _ = remote_array(tmp_path, array, CHUNK, 10, 66 * CHUNK, slow)
+    children = [fill(0), fill(0), fill(16)]
+    first.fill()
+    codes = [os.waitpid(child, 0)[1] for child in children]
+    assert codes[:2] == [0, 0]
+    out = np.zeros(len(array), np.uint8)
+    first.read(0, out)
+    assert np.array_equal(out, array)
+    assert 64 <= len(os.read(told, 1000)) <= 64 + 32  # at most what the killed one had in flight again
+    used, _ = CacheDir(tmp_path).counts
+    assert used <= 66 * CHUNK
+
+
+def test_without_room_nobody_waits_for_chunks_that_will_not_come(tmp_path: Path) -> None:
+    array, asked = np.ones(4 * CHUNK, np.uint8), threading.Barrier(2, timeout=20)
+
+    def both(number: int, data: object) -> object:
+        asked.wait()
+        return data
+
+    def read(segments: Segments) -> None:
+        out = np.zeros(CHUNK, np.uint8)
+        segments.read(0, out)
+        assert out.all()
+
+    arrays = [remote_array(tmp_path, array, CHUNK, 4, 1, both)[0] for _ in range(2)]  # each opens the files for itself
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(read, arrays)) == [None, None]
+
+
+def test_a_process_that_is_stopped_keeps_no_chunk_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "_PATIENCE_S", 0.05)
+    array = np.ones(4 * CHUNK, np.uint8)
+    (one, _), (other, objects) = (remote_array(tmp_path, array, CHUNK, 4) for _ in range(2))
+    assert one.far is not None
+    assert one.far.claim(np.arange(4)) == [0, 1, 2, 3]  # and goes no further
+    other.fill()
+    assert len(objects.asked) == 4

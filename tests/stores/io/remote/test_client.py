@@ -1,6 +1,9 @@
 """The client against a real server that fails, stalls, cuts answers short and refuses."""
 
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +91,23 @@ def test_a_range_beyond_the_end_is_not_asked_for_again(served: Callable[..., Cli
 def test_no_network_is_said_at_once(url: str) -> None:
     with pytest.raises(StoreError, match=rf"{url}/zarr.json cannot be read: (the connection is refused|its host is not found)"):
         Client(StoreUrl(url), lambda pause: None).get("zarr.json", 2)
+
+
+def test_a_server_without_ranges_or_without_tls_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(DATA.tobytes())
+
+    class Whole(SimpleHTTPRequestHandler):
+        def log_message(self, *arguments: object) -> None:
+            """Nothing is printed."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Whole, directory=str(tmp_path))) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        host = f"127.0.0.1:{server.server_port}"
+        with pytest.raises(StoreError, match="/a cannot be read: the server does not answer requests for ranges"):
+            Client(StoreUrl(f"http://{host}/")).range("a", 0, 10)
+        with pytest.raises(StoreError, match="/a cannot be read: the server does not speak https"):
+            Client(StoreUrl(f"https://{host}/"), lambda pause: None).get("a", 2)
+        server.shutdown()
 
 
 def test_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
