@@ -261,8 +261,8 @@ class TrainConfig(NodeConfig):
 
     @property
     def of_a_rank(self) -> tuple[str, ...]:
-        own = {"sampled": "batch_size", "cluster": "parts_per_batch", "saint": "roots", "history": "parts_per_batch"}
-        return own[self.mode], "eval_batch_size"
+        own = {"sampled": ("batch_size",), "cluster": ("parts_per_batch",), "saint": ("roots",)}
+        return *own.get(self.mode, ()), "eval_batch_size"
 
     @property
     def leaves_mode_open(self) -> bool:

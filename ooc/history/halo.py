@@ -5,11 +5,11 @@ history and the halo's are pulled from it, so a step costs a layer's halo, howev
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,23 +52,33 @@ def widths_of(model: nn.Module, in_channels: int, weighted: bool) -> list[int]:
         return probe_widths(parts, in_channels, weighted)[1:-1]
 
 
+class Turns(NamedTuple):
+    """The batches of a step of which a rank has several. batches: None where another rank has the last one; count: of all
+    ranks."""
+
+    batches: Iterator[Any]
+    count: int
+
+
 class HaloLoader(PartLoader):
     """`PartLoader` with the halo, whose histories are read ahead: `batch.halo` is the argument of `History.pull`.
 
     `history` is set before the first batch; None gives zeros in place of histories. together: batches that see the same
-    histories, those of an optimizer step. Of K `ranks` rank r has batches r, r + K, r + 2K, ... of one process.
+    histories, those of an optimizer step. a_step: batches of a step, which the ranks have in turn: of K `ranks` rank r has
+    batches r, r + K, r + 2K, ... of one process, or none if there are more ranks than batches.
     """
 
     history: History | None = None
 
-    def __init__(self, *given: Any, together: int = 1, ranks: Ranks = ALONE, **options: Any) -> None:
+    def __init__(self, *given: Any, together: int = 1, a_step: int = 1, ranks: Ranks = ALONE, **options: Any) -> None:
         super().__init__(*given, **options)
-        self._together, self._ranks, self._every = together, ranks, ranks.world_size
+        self._together, self._a_step, self._ranks = together, a_step, ranks
+        self._every = min(a_step, ranks.world_size)
 
     @property
     def steps(self) -> int:
-        """Of an epoch, the same on all ranks: in each one a rank has a batch, or none at the end."""
-        return -(-len(self) // self._every)
+        """Of an epoch, the same on all ranks, and in any number of them."""
+        return -(-len(self) // self._a_step)
 
     @property
     def optimizer_steps(self) -> int:
@@ -76,22 +86,26 @@ class HaloLoader(PartLoader):
         return -(-len(self) // self._together)
 
     def shared(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
-        """The batches of steps `step` to `stop` of an epoch; None where this rank has none."""
-        if self._ranks.alone:
+        """What this rank has of steps `step` to `stop` of an epoch: a batch or None, or `Turns`."""
+        if self._a_step == 1 and self._ranks.alone:
             self.load_state_dict({"epoch": epoch, "step": step})
             self.stop_before(stop)
             return iter(self)
-        own = range(step * self._every + self._ranks.rank, min(stop * self._every, len(self)), self._every)
-        return self._own(epoch, own, stop - step - len(own))
+        return self._own(epoch, step, stop)
 
-    def _own(self, epoch: int, steps: range, without: int) -> Iterator[Any]:
-        if steps:
-            self.load_state_dict({"epoch": epoch, "step": steps[0]})
-            self.stop_before(steps[-1] + 1)
-            with closing(iter(self)) as batches:
-                yield from batches
-        for _ in range(without):
-            yield None
+    def _own(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
+        rank, every, a_step = self._ranks.rank, self._every, self._a_step
+        numbers = range(step * a_step + rank, min(stop * a_step, len(self)), every) if rank < every else range(0)
+        if numbers:
+            self.load_state_dict({"epoch": epoch, "step": numbers[0]})
+            self.stop_before(numbers[-1] + 1)
+        with ExitStack() as opened:
+            batches = opened.enter_context(closing(iter(self))) if numbers else iter(())
+            for each in range(step, stop):
+                first, last = each * a_step, min((each + 1) * a_step, len(self))
+                own = [turn + rank in numbers and turn + rank < last for turn in range(first, last, every)]
+                turns = _taken(batches, own)
+                yield next(turns) if every == a_step else Turns(turns, last - first)
 
     @property
     def kept_bytes(self) -> int:
@@ -102,6 +116,12 @@ class HaloLoader(PartLoader):
         first = self._cursor.epoch * self.optimizer_steps
         self.then = Stage("pull", partial(_fetched, self.history, first, self._together))
         return super()._pipeline(cursors, clocks)
+
+
+def _taken(batches: Iterator[Any], own: Sequence[bool]) -> Iterator[Any]:
+    """The next batch for each True, None for each False."""
+    for has in own:
+        yield next(batches) if has else None
 
 
 def _fetched(history: History | None, first: int, together: int, item: tuple[int, Any]) -> tuple[int, Any]:
@@ -118,11 +138,12 @@ def _fetched(history: History | None, first: int, together: int, item: tuple[int
 @dataclass
 class Halo:
     """What the mode adds to a run: histories, or zeros in their place (None). together: batches of an optimizer step, those of
-    all ranks, whose rows `push` pushes."""
+    all ranks, whose rows `push` pushes; alone: whether there is one rank."""
 
     widths: Sequence[int]
     history: History | None
     together: int = 1
+    alone: bool = True
     pending: list[tuple[Ids, Any]] = field(default_factory=list)
     """the rows of this optimizer step's batches: (own nodes, a list of every layer's rows or what gives it)"""
     met: int = 0
@@ -148,15 +169,20 @@ class Halo:
         self.met += len(batch.n_id)
         if self.history is not None:
             rows = HostCopy([rows.float() for rows in own]).now_or_later(list)
-            if self.together > 1:
+            if self._at_the_end:
                 self.pending.append((batch.own, rows))
             else:
                 self.history.push(batch.step, batch.own, rows)
         return logits
 
+    @property
+    def _at_the_end(self) -> bool:
+        """Whether rows wait for the end of their optimizer step, as batches that come next must not see them."""
+        return self.together > 1 or not self.alone
+
     def push(self) -> None:
         """Push what the batches of an optimizer step have computed; of several ranks together, maybe nothing."""
-        if self.history is None or self.together == 1:
+        if self.history is None or not self._at_the_end:
             return
         given, self.pending = [(ids, rows() if callable(rows) else rows) for ids, rows in self.pending], []
         nothing = np.empty(0, np.int64), [np.empty((0, width), np.float32) for width in self.widths]

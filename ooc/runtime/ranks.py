@@ -49,6 +49,8 @@ class Ranks:
     local_world_size: int = 1
     group: Any = field(default=None, compare=False, repr=False)
     """torch's process group, None for the default one"""
+    begun_by: int | None = None
+    """how many processes the run began with; None: so many"""
 
     @property
     def alone(self) -> bool:

@@ -82,7 +82,7 @@ class GlobalStep:
             module, process_group=ranks.group, find_unused_parameters=True, gradient_as_bucket_view=True
         )
 
-    def backward(self, batch: Any, scaler: torch.amp.GradScaler, share: int, last: bool) -> Tensor:
+    def backward(self, batch: Any, scaler: torch.amp.GradScaler, share: float, last: bool) -> Tensor:
         """Add the gradients of a global batch, divided by `share`; its mean loss. last: of a group of accumulated batches,
         which is when ranks exchange them."""
         apart: AbstractContextManager[None] = nullcontext() if last else self._module.no_sync()

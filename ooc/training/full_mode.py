@@ -189,7 +189,7 @@ class FullMode(NodeMode):
     def loss(self, batch: Any) -> Tensor:
         raise NotImplementedError("an exact step has its own backward")
 
-    def step(self, batch: Any, share: int, last: bool = True) -> Tensor:
+    def step(self, batch: Any, share: float, last: bool = True) -> Tensor:
         assert self.exact is not None
         if not self._both_fit:
             self.exact.make_room()

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ooc.config.nodes import TrainConfig
 from ooc.graph.blocks import Subgraph
 from ooc.history.drift import Drift, LayerDrift, drift_row_bytes, drift_sample
-from ooc.history.halo import FOLDER, Halo, HaloLoader, open_halo, widths_of
+from ooc.history.halo import FOLDER, Halo, HaloLoader, Turns, open_halo, widths_of
 from ooc.history.history import Growth, History
 from ooc.history.refresh import Refresh, Refresher, refresh
 from ooc.history.shares import HistoryShare
@@ -29,6 +30,8 @@ from ooc.planning.simulate_history import STAMP_BYTES, HistoryShape
 from ooc.planning.simulate_superbatches import cost_of
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import MemoryPlan
+from ooc.runtime.ranks import ALONE, Ranks
+from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.atomic import remove_tree
 from ooc.stores.io.pages import PAGE_BYTES
@@ -59,6 +62,16 @@ class HistoryMode(PartMode):
     refresh: Refresh | None = None
     """under way, or done behind this epoch's last step"""
 
+    def __init__(self, config: TrainConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
+        self.a_step = ranks.begun_by or ranks.world_size
+        """batches of a step: one for each of the processes that the run began with, however many there are now"""
+        if self.a_step > ranks.world_size and self.a_step % ranks.world_size:
+            raise ConfigError(
+                f"cannot resume {config.out}: it began with {self.a_step} processes, whose batches {ranks.world_size} do not "
+                "divide evenly: start a number of processes that does"
+            )
+        super().__init__(config, dataset, ranks)
+
     def _make_loader(self) -> HaloLoader:
         """Rows pulled and pushed, and those kept in RAM, have their share of the memory."""
         config, dataset = self.config, self.dataset
@@ -77,7 +90,8 @@ class HistoryMode(PartMode):
             device=self.device,
             budget=self.budget.beside_history(),
             sample_threads=config.sample_threads or 1,
-            together=config.accumulate * self.ranks.world_size,
+            together=config.accumulate * self.a_step,
+            a_step=self.a_step,
             ranks=self.ranks,
         )
 
@@ -138,7 +152,7 @@ class HistoryMode(PartMode):
             state = saved["halo"] if saved else None
             history = open_halo(self.out / FOLDER, self.loader, self.halo.widths, state, growth, **settings)
             self.opened.enter_context(closing(history))
-        self.halo = Halo(self.halo.widths, history, together=config.accumulate * ranks.world_size)
+        self.halo = Halo(self.halo.widths, history, config.accumulate * self.a_step, ranks.alone)
 
     def prepare(self) -> None:
         super().prepare()
@@ -155,9 +169,27 @@ class HistoryMode(PartMode):
             self.history.begin_epoch()
         self.refresh = None
 
+    def notes(self) -> list[str]:
+        """See `Mode`; which ranks have no batches."""
+        rest, many = self.ranks.world_size - self.a_step, "es" * (self.a_step > 1)
+        why = f"a step has {self.a_step} batch{many}, as the run began with {self.a_step} process{many}"
+        idle = [f"{rest} of {self.ranks.world_size} processes train on no batches: {why}"] if rest > 0 else []
+        return [*super().notes(), *idle]
+
+    def step(self, batch: Any, share: float, last: bool = True) -> Tensor:
+        """See `Mode`; of several batches of a step the gradients are those of their mean."""
+        if not isinstance(batch, Turns):
+            return super().step(batch, share, last)
+        left, mean = batch.count, torch.zeros((), device=self.device)
+        for each in batch.batches:
+            now = min(left, self.ranks.world_size)
+            left -= now
+            mean += super().step(each, share * batch.count / now, last and left == 0).detach() * (now / batch.count)
+        return mean
+
     def loss(self, batch: Any) -> Tensor:
-        """See `BatchMode`. A rank draws dropout as one process does for that batch."""
-        if not self.ranks.alone:
+        """See `BatchMode`. Dropout is that of one process for that batch."""
+        if self.a_step > 1:
             torch.manual_seed(key(self.config.seed, Purpose.TORCH, self.run.state.epoch, batch.number) >> 1)
         return super().loss(batch)
 
@@ -252,7 +284,7 @@ class HistoryMode(PartMode):
 
     def _twin(self) -> Self:
         other = super()._twin()
-        other.halo = Halo(self.halo.widths, None)
+        other.halo, other.a_step = Halo(self.halo.widths, None), 1
         return other
 
     @property

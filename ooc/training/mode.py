@@ -177,7 +177,7 @@ class Mode(ABC):
         """Gradients of all ranks; made once the parameters are restored, which are rank 0's on all ranks then."""
         return GlobalStep(self, self.ranks)
 
-    def step(self, batch: Any, share: int, last: bool = True) -> Tensor:
+    def step(self, batch: Any, share: float, last: bool = True) -> Tensor:
         """Add a batch's gradients, divided by `share`, to those of the parameters; the batch's loss, on several ranks that of
         the global batch. last: whether `update` comes next."""
         if not self.ranks.alone:

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,8 @@ def share_of_batch(config: RunConfig, saved: dict[str, Any], ranks: Ranks) -> tu
             )
     share = {name: count * before // now for name, count in was.items()}
     words = ", ".join(f"{name} = {count}" for name, count in share.items() if name != "eval_batch_size")
-    note = f"the run goes on by {now} process{'es' * (now != 1)} in place of {before}: {words}" if now != before else None
+    text = f"the run goes on by {now} process{'es' * (now != 1)} in place of {before}{': ' * bool(words)}{words}"
+    note = text if now != before else None
     return config.model_copy(update=share), note
 
 
@@ -163,7 +165,7 @@ def compose(
     if threads is not None:
         torch.set_num_threads(threads)
     check_types(config, dataset)
-    mode, growth = mode_of(config)(config, dataset, ranks), None
+    mode, growth = mode_of(config)(config, dataset, replace(ranks, begun_by=began)), None
     with ExitStack() as refused:
         refused.enter_context(closing(mode))
         if saved:

@@ -93,12 +93,34 @@ def test_a_killed_rank_ends_all_and_the_run_goes_on_to_the_bit(store: Path, tmp_
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_in_another_number_of_processes(store: Path, tmp_path: Path) -> None:
-    """With the parts of a step divided anew; each step is logged once."""
-    out, flags = tmp_path / "run", ["--parts", "16", "--checkpoint-every", "1"]
-    for number, (count, steps) in enumerate([(2, 3), (1, 5), (4, 8)]):
-        train(count, store, out, *flags, "--max-steps", str(steps), *(["--resume"] if number else []))
+@pytest.mark.parametrize(
+    ("counts", "flags"),
+    [
+        ((2, 1, 4), ("--history-lag", "1", "--refresh", "1", "--evaluate", "layerwise", "--dropout", "0.5")),
+        ((4, 2, 1), ("--accumulate", "2", "--history-lag", "0")),
+        ((1, 2, 1), ("--dropout", "0.5")),
+    ],
+)
+def test_a_run_goes_on_in_another_number_of_processes(
+    store: Path, tmp_path: Path, counts: tuple[int, ...], flags: tuple[str, ...]
+) -> None:
+    """As the run that it was, with the batches of a step that it began with, whose last one an epoch has fewer of."""
+    flags = (*flags, "--parts-per-batch", "1", "--parts", "13", "--checkpoint-every", "1")
+    whole = train(counts[0], store, tmp_path / "whole", *flags)
+    each, out = whole["total_steps"] // 2, tmp_path / "run"
+    for number, (count, steps) in enumerate(zip(counts, (each // 2, each + each // 2, 2 * each), strict=True)):
+        found = train(count, store, out, *flags, "--max-steps", str(steps), *(["--resume"] if number else []))
     steps, _ = read_metrics(out)
-    assert [line["step"] for line in steps] == list(range(8))
-    assert all(np.isfinite(line["loss"]) for line in steps)
+    assert [line["step"] for line in steps] == list(range(2 * each))
+    assert losses(out, 1) == pytest.approx(losses(tmp_path / "whole", 1), abs=1e-6)
+    for split, scores in whole["metrics"].items():
+        assert found["metrics"][split] == pytest.approx(scores, abs=1e-5)
     assert not list((out / "history").glob("rank4"))
+
+
+@pytest.mark.slow
+def test_processes_that_do_not_divide_the_batches_of_a_step_are_refused(store: Path, tmp_path: Path) -> None:
+    train(3, store, tmp_path / "run", "--max-steps", "1")
+    done = run_ranks(2, "-m", "ooc", "train", "--resume", "--out", tmp_path / "run", store, *FLAGS)
+    assert [each.returncode for each in done] == [2, 2]
+    assert "it began with 3 processes, whose batches 2 do not divide evenly" in "".join(each.stderr for each in done)
