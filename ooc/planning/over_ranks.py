@@ -35,7 +35,8 @@ class RanksPlan:
     nproc; bandwidth: bytes a second that one process sends. gradient_bytes: of the parameters, that each process sends in a
     step; gradient_seconds: of a step, for these. Of exact training, peak: bytes of values and aggregates of a rank, at most;
     halo: rows of all ranks' halos; exchanges: where all rows are sent in every epoch, and where less is; ways: with the halo as
-    configured, which rows are recomputed instead, of which `chosen` takes the least time.
+    configured, which rows are recomputed instead, of which `chosen` takes the least time. Of histories, push_bytes: of the rows
+    that each process sends in an optimizer step; push_memory: what those of all processes take in each.
     """
 
     nproc: int
@@ -46,6 +47,8 @@ class RanksPlan:
     halo: int = 0
     exchanges: tuple[Exchange, ...] = ()
     ways: tuple[Way, ...] = ()
+    push_bytes: int = 0
+    push_memory: int = 0
 
     @property
     def chosen(self) -> str:

@@ -38,7 +38,8 @@ class HistoryShape:
     """row_bytes: of a row of each inner layer as stored; hot_bytes: for rows kept in RAM; widest: columns of a row in float32
     while it is put into a batch, 0 where rows are stored so; ahead: batches whose rows are read before the model asks;
     lengths: (ascending ids, bytes of a row) -> bytes of the extents that serve them; exchanged: a batch -> (ids pushed, ids
-    pulled); resident: whether all rows are in RAM, and written at checkpoints; stage: what reading them is called."""
+    pulled); resident: whether all rows are in RAM, and written at checkpoints; stage: what reading them is called; together:
+    batches of an optimizer step, whose rows wait for its end, of all processes; mine: of this one."""
 
     num_nodes: int
     row_bytes: tuple[int, ...]
@@ -51,6 +52,8 @@ class HistoryShape:
     exchanged: Callable[[SampledBatch], tuple[Ids, Ids]] = own_and_halo
     resident: bool = False
     stage: str = "pull"
+    together: int = 1
+    mine: int = 1
 
     @property
     def node_bytes(self) -> int:
@@ -173,10 +176,11 @@ def _resident(shape: HistoryShape, own: Sequence[Ids]) -> HistoryTraffic:
 
 def _memory_of(shape: HistoryShape, own: int, halo: int) -> int:
     """Bytes of memory for batches of at most so many nodes, and so many in their halo."""
-    pending = shape.lag + 1 + shape.ahead
+    pending = (shape.lag + 1 + -(-shape.ahead // shape.together)) * shape.together
+    computed = own * shape.mine * shape.node_bytes * (2 if shape.widest else 1) * (shape.together > 1)  # float32 till then
     pulled = halo * (shape.ahead * (shape.node_bytes + 12) + 4 * shape.widest)
     state = shape.num_nodes * (_ASKED_BYTES + STAMP_BYTES + (shape.node_bytes + STAMP_BYTES) // PAGE_BYTES)
-    return pulled + own * pending * (shape.node_bytes + 8) + state + _WRITERS * 2 * PIECE_BYTES
+    return pulled + computed + own * pending * (shape.node_bytes + 8) + state + _WRITERS * 2 * PIECE_BYTES
 
 
 def _hot(shape: HistoryShape, halo: Sequence[Ids], most: int) -> Ids:

@@ -41,6 +41,10 @@ def _ranks(plan: RanksPlan | None) -> list[Table | Text]:
         return []
     table = _table(f"{plan.nproc} processes, {format_bytes(plan.bandwidth)}/s", "", "")
     table.add_row("gradients sent by each, a step", f"{format_bytes(plan.gradient_bytes)}, {plan.gradient_seconds:.3g} s")
+    if plan.push_bytes:
+        sent = f"{format_bytes(plan.push_bytes)}, {plan.push_bytes / plan.bandwidth:.3g} s"
+        table.add_row("rows of histories sent by each, an optimizer step", sent)
+        table.add_row("memory of one for those of all", format_bytes(plan.push_memory))
     if plan.exchanges:
         table.add_row("memory of one, peak", format_bytes(plan.peak))
         table.add_row("rows of neighbors in other processes", f"{plan.halo:,}")

@@ -25,6 +25,7 @@ from ooc.layerwise.node_ranges import node_ranges
 from ooc.loading.base import AHEAD
 from ooc.planning.choose_mode import ModeTraits
 from ooc.planning.measure import lengths_in
+from ooc.planning.over_ranks import RanksPlan
 from ooc.planning.run_plan import Upkeep
 from ooc.planning.simulate_history import STAMP_BYTES, HistoryShape
 from ooc.planning.simulate_superbatches import cost_of
@@ -308,7 +309,17 @@ class HistoryMode(PartMode):
             widest=max(halo.widths) if self._itemsize == 2 else 0,
             lengths=lambda ids, row_bytes: plan_by_cost(ids, row_bytes, cost, count=count, alignment=PAGE_BYTES).length,
             cost=cost,
+            together=config.accumulate * self.a_step,
+            mine=config.accumulate * -(-self.a_step // self.ranks.world_size),
         )
+
+    def predict_ranks(self, nproc: int, bandwidth: int) -> RanksPlan:
+        """See `Mode`; with the rows that processes push, of batches as large as all are on average."""
+        found = super().predict_ranks(nproc, bandwidth)
+        if not self._keeps_histories:
+            return found
+        rows = self.config.accumulate * self.seeds_per_step * (self._shape.node_bytes + 8)
+        return replace(found, push_bytes=(nproc - 1) * rows, push_memory=(self.config.history_lag + 1) * nproc * rows)
 
     def upkeep(self, steps: int, asked: float) -> Upkeep:
         """With refreshes, and the measuring of the drift."""

@@ -1,6 +1,7 @@
 """Plans of batches of parts, of random subgraphs and of histories: what they say is read and written is."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.cli.main import main
+from ooc.config.nodes import TrainConfig
 from ooc.graph.blocks import Subgraph
 from ooc.history.rows import most_asked
 from ooc.loading.collate import SampledBatch
@@ -116,6 +118,23 @@ def test_pulls_are_counted_as_a_history_keeps_them(halos: list[set[int]], hot: i
     assert found.hot.nbytes == PAGE_BYTES * len(kept)
     assert found.resident_hot == (PAGE_BYTES + 8) * len(kept)
     assert found.written == 2 * PAGE_BYTES + PAGE_BYTES, "two rows, and the page of their steps"
+
+
+def test_what_the_batches_of_an_optimizer_step_push_is_counted_together() -> None:
+    """Twice: the rows pushed, which wait for the next pull, and those of float32 that wait for the step's end."""
+    drawn, one = [drawn_of(list(range(100)), [])], shape_of(200, 0)
+    apart = simulate_exchange(one, drawn, whole=True).memory
+    four = simulate_exchange(replace(one, together=4, mine=2), drawn, whole=True).memory
+    assert four - apart == 100 * ((8 - 3) * (PAGE_BYTES + 8) + 2 * PAGE_BYTES)
+
+
+def test_processes_send_each_other_what_they_push(make_store: MakeStore, tmp_path: Path) -> None:
+    """Rows of 8 columns in float16, with their ids, of a quarter of the nodes."""
+    settings: dict[str, Any] = {"mode": "history", "parts": 4, "layers": 2, "hidden": 8, "accumulate": 2}
+    config = TrainConfig(store=make_store(num_nodes=4000), out=tmp_path / "plan", **settings)
+    found = plan_of(config, nproc=3, bandwidth=10**9).ranks
+    rows = 2 * 1000 * (8 * 2 + 8)
+    assert (found.push_bytes, found.push_memory) == (2 * rows, 3 * rows)
 
 
 def test_a_part_of_the_batches_tells_of_the_others() -> None:
