@@ -118,11 +118,27 @@ def test_ranks_whose_batches_are_apart_end_together(make_store: MakeStore, tmp_p
     assert json.loads((out / "summary.json").read_text())["metrics"]["test"]
 
 
-def test_modes_of_one_process_say_so(make_store: MakeStore, tmp_path: Path) -> None:
-    done = run_ranks(2, "-m", "ooc", "train", make_store(), "--out", tmp_path / "run", "--mode", "full", "--epochs", "1")
-    if "one process" in done[0].stderr:  # until that mode is divided among ranks
-        assert [each.returncode for each in done] == [2, 2]
-        assert not (tmp_path / "run").exists()
+@pytest.mark.slow
+def test_ranks_pack_their_batches_each(make_store: MakeStore, tmp_path: Path) -> None:
+    """As one process without a pack; of features so small a scan would not pay, so it is said that it does."""
+    store, flags = make_store(num_nodes=2003, num_edges=15_000), ["--fanout", "4,4"]
+    expected, one = trained(1, store, tmp_path / "one", 64, *flags)
+    settings = {"store": str(store), "out": str(tmp_path / "several"), "fanout": [4, 4], "batch_size": 32, "pack": "10MB"}
+    settings |= {"hidden": 8, "epochs": 2, "threads": 1, "seed": 5, "plan": False}
+    code = f"""
+import ooc.loading.choose_read_strategy as choose
+choose.scan_pays = lambda rows, pool: True
+import ooc
+ooc.train(**{settings!r})
+"""
+    done = run_ranks(2, "-c", code)
+    assert [each.returncode for each in done] == [0, 0], done
+    steps, _ = read_metrics(tmp_path / "several")
+    assert [line["loss"] for line in steps] == pytest.approx(expected, abs=1e-6)
+    summary = json.loads((tmp_path / "several" / "summary.json").read_text())
+    assert summary["packed_bytes_written"] > 0
+    assert summary["metrics"] == {split: pytest.approx(scores, abs=1e-5) for split, scores in one["metrics"].items()}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "several", "test.ooc"]
 
 
 def test_a_process_group_of_a_script_is_used_and_left(make_store: MakeStore, tmp_path: Path) -> None:
