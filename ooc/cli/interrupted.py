@@ -3,11 +3,18 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from ooc.stores.errors import OocError
 
 WHOLE_OR_NOT = "the change is in the store whole or not at all: `ooc info` shows which"
 RUN_AGAIN = "run the same command again to continue"
+
+
+def unless_whole(out: Path) -> Callable[[], str]:
+    """`RUN_AGAIN`, or where the store `out`, which is not there yet, is by then, that it is."""
+    there = out.exists()
+    return lambda: f"{out} was built by then" if out.exists() and not there else RUN_AGAIN
 
 
 def writes_here() -> bool:

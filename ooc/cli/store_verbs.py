@@ -12,7 +12,7 @@ import typer
 from ooc.cli.app import STORES, CacheDirOption, CacheOption, StoreArgument, app, merge_appended
 from ooc.cli.flags import APPEND, INGEST, with_flags
 from ooc.cli.help import Verb, verb
-from ooc.cli.interrupted import RUN_AGAIN, WHOLE_OR_NOT, after_ctrl_c
+from ooc.cli.interrupted import RUN_AGAIN, WHOLE_OR_NOT, after_ctrl_c, unless_whole
 from ooc.cli.messages import name_flags
 from ooc.config import topics
 from ooc.stores.errors import ConfigError
@@ -46,7 +46,7 @@ def ingest(
     from ooc.pyg.build_store import ingest as build
     from ooc.training.watchers import StepBars
 
-    with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
+    with after_ctrl_c(unless_whole(out)), StepBars() as bars:
         result = build(out, **_given(flags), cache_dir=cache_dir, progress=bars)
     left_out = "".join(f"; {_left_out(reason, count)} dropped" for reason, count in result.dropped.items() if count)
     odd = f"; {result.non_finite:,} NaN or infinite values kept" if result.non_finite else ""
@@ -93,7 +93,7 @@ def join(
     from ooc.stores.ingest.join import join as put_together
     from ooc.training.watchers import StepBars
 
-    with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
+    with after_ctrl_c(unless_whole(out)), StepBars() as bars:
         result = put_together(out, shards, bars)
     resumed = f"; resumed after: {', '.join(result.resumed)}" if result.resumed else ""
     print(f"{out}: {result.num_nodes:,} nodes, {result.num_edges:,} edges in {result.seconds:.1f} s{resumed}")

@@ -85,7 +85,7 @@ def ingest(spec: Spec, progress: Progress | None = None, arrays: Arrays | TypedA
     except OSError as error:
         raise _disk(error, spec.out) from error
     except (KeyboardInterrupt, SystemExit, MemoryError):
-        keep = True  # interrupted, not failed: the same call resumes
+        keep = steps.store.is_dir()  # interrupted, not failed: the same call resumes, unless the store was published
         raise
     finally:
         steps.close(keep)

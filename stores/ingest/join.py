@@ -95,7 +95,7 @@ def join(out: Path | str, shards: Sequence[Path | str], progress: Progress | Non
     except OSError as error:
         raise write_error(error, out) from error
     except (KeyboardInterrupt, SystemExit, MemoryError):
-        keep = True  # interrupted, not failed: the same call goes on
+        keep = steps.store.is_dir()  # interrupted, not failed: the same call goes on, unless the store was published
         raise
     finally:
         steps.close(keep)
@@ -125,8 +125,8 @@ def _in_order(parts: Sequence[_Part]) -> list[_Part]:
             raise InputError(f"{by_index[part.index].path} and {part.path} are both shard {part.index}: give each once")
     missing = [f"{index}/{first.count}" for index in range(1, first.count + 1) if index not in by_index]
     if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise InputError(f"shard {missing[0]}{more} is missing: give all {first.count}, or build it by `shard={missing[0]!r}`")
+        are = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
+        raise InputError(f"shard {missing[0]}{are} missing: give all {first.count}, or build it by `shard={missing[0]!r}`")
     return [by_index[index] for index in range(1, first.count + 1)]
 
 

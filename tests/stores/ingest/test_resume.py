@@ -182,6 +182,19 @@ def test_changed_settings_begin_anew_and_say_so(tmp_path: Path, edges: str) -> N
     assert not (tmp_path / "s.ooc.partial").exists()
 
 
+def test_an_ingest_interrupted_behind_its_last_step_leaves_the_store_alone(
+    tmp_path: Path, edges: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed(self: object, manifest: object, partition: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ooc.stores.ingest.build._Build._result", pressed)
+    spec = IngestSpec(out=tmp_path / "s.ooc", edges=edges)
+    with pytest.raises(KeyboardInterrupt):
+        ingest(spec)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["e.parquet", "s.ooc"]
+
+
 def test_equal_settings_resume_without_a_note(tmp_path: Path, edges: str) -> None:
     interrupt(IngestSpec(out=tmp_path / "s.ooc", edges=edges))
     result = ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, memory="1GB"))

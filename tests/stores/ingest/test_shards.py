@@ -172,7 +172,7 @@ def refused(out: Path, shards: list[Path], kind: type[OocError], words: str) -> 
 def test_what_is_no_set_of_shards_is_refused(tmp_path: Path, edges: dict[str, Any]) -> None:
     out, (one, two, three) = tmp_path / "s.ooc", build(tmp_path, 3, edges)
     refused(out, [one, three], InputError, "shard 2/3 is missing: give all 3, or build it by `shard='2/3'`")
-    refused(out, [two], InputError, "shard 1/3 and 1 more is missing")
+    refused(out, [two], InputError, "shard 1/3 and 1 more are missing")
     refused(out, [one, two, three, two], InputError, "shard-2 and .*shard-2 are both shard 2: give each once")
     refused(out, [], InputError, "there is no shard to join")
     refused(
@@ -286,6 +286,25 @@ def test_an_interrupted_join_goes_on(tmp_path: Path, edges: dict[str, Any]) -> N
         join(out, shards, press)
     assert not out.exists()
     assert join(out, shards).resumed == ("graph/edge_id", "graph/indices")
+
+
+def test_a_join_interrupted_behind_its_last_step_says_that_the_store_is_there(
+    tmp_path: Path, edges: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ooc.cli.main import main
+    from ooc.stores.ingest import join as module
+
+    shards, out = build(tmp_path, 2, edges), tmp_path / "s.ooc"
+    whole = module.finish_store
+
+    def finish(*given: Any) -> None:
+        whole(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "finish_store", finish)
+    assert main(["join", str(out), *map(str, shards)]) == 130
+    assert f"interrupted: {out} was built by then" in capsys.readouterr().err
+    assert not partial_path(out).exists()
 
 
 def test_on_the_command_line(tmp_path: Path, edges: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
