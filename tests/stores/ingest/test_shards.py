@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -292,10 +293,9 @@ def test_a_join_interrupted_behind_its_last_step_says_that_the_store_is_there(
     tmp_path: Path, edges: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ooc.cli.main import main
-    from ooc.stores.ingest import join as module
 
-    shards, out = build(tmp_path, 2, edges), tmp_path / "s.ooc"
-    whole = module.finish_store
+    module = import_module("ooc.stores.ingest.join")
+    shards, out, whole = build(tmp_path, 2, edges), tmp_path / "s.ooc", module.finish_store
 
     def finish(*given: Any) -> None:
         whole(*given)
