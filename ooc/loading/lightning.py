@@ -126,16 +126,17 @@ class LightningData(LightningDataModule):  # type: ignore[misc]
             device = trainer.strategy.root_device
             defaults |= {"device": device} if device.type == "cuda" else {}
         loader = self._loader(self.data, **{**defaults, **ranks, **self._options, **given})
-        return StageLoader(loader, training=stage == "train")
+        return StageLoader(loader, stage == "train", repeated=trainer is not None and trainer.overfit_batches > 0)
 
 
 class StageLoader:
     """A loader as Lightning takes it: its epochs begin with their first batch, not with `iter`, which Lightning also calls to
-    look whether there is one; and its state is that of any rank, because rank 0 writes the checkpoint of all.
+    look whether there is one; and its state is that of any rank, because rank 0 writes the checkpoint of all. repeated: whether
+    every epoch has the batches of the first one, as `overfit_batches` means.
     """
 
-    def __init__(self, loader: Any, training: bool) -> None:
-        self.loader = loader
+    def __init__(self, loader: Any, training: bool, repeated: bool = False) -> None:
+        self.loader, self._repeated = loader, repeated
         self.batch_sampler = SimpleNamespace(sampler=self)  # where Lightning calls set_epoch
         self._steps: int = loader.shared_steps if training else loader.own_steps
         loader.stop_before(self._steps)
@@ -148,7 +149,7 @@ class StageLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """The next batches are this epoch's, from where `load_state_dict` left it."""
-        self.loader.set_epoch(epoch)
+        self.loader.set_epoch(0 if self._repeated else epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where all ranks stand; at the end of an epoch the beginning of the next one."""

@@ -151,6 +151,14 @@ def test_lightnings_own_check_of_all_loops(store: Path, tmp_path: Path) -> None:
     assert set(model.seen) == {"train 0", "val 0", "val 1", "test", "predict"}
 
 
+def test_overfit_batches_are_the_same_in_every_epoch(store: Path, tmp_path: Path) -> None:
+    seen = fit(store, tmp_path, overfit_batches=2)
+    seeds = {stage: [nodes for nodes, _ in each] for stage, each in seen.items()}
+    assert seeds["train 0"] == seeds["train 1"]
+    assert len(seeds["train 0"]) == 2
+    assert fit(store, tmp_path)["train 0"][:2] == seen["train 0"]
+
+
 def test_options_are_of_a_stage_or_of_all(store: Path) -> None:
     with ooc.open(store) as ds:
         data = ooc.LightningData(

@@ -19,7 +19,8 @@ from ooc.training.checkpoint import read_metrics
 from tests.conftest import MakeStore
 from tests.ooc.ranks import ended, run_ranks, start_ranks
 
-FLAGS = ["--fanout", "4,4", "--hidden", "8", "--threads", "1", "--no-plan", "--seed", "5", "--checkpoint-every", "2"]
+COMMON = ["--hidden", "8", "--threads", "1", "--no-plan", "--seed", "5", "--checkpoint-every", "2"]
+FLAGS = ["--fanout", "4,4", *COMMON]
 KILLS = int(os.environ.get("OOC_TEST_KILLS", "3"))
 SEED = int(os.environ.get("OOC_TEST_SEED", str(random.randrange(10**6))))
 
@@ -40,17 +41,29 @@ def lines_of(out: Path) -> int:
 
 
 @pytest.mark.slow
-def test_killed_ranks_go_on_in_any_number_of_processes(make_store: MakeStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["sampled", "history"])
+def test_killed_ranks_go_on_in_any_number_of_processes(make_store: MakeStore, tmp_path: Path, mode: str) -> None:
     """Each time one rank is killed, and the others end by themselves; the command begins again by 1, 2 or 4 processes."""
     store, moments, epochs = make_store(num_nodes=203, num_edges=1500), random.Random(SEED), 3 + KILLS // 2
-    whole = tmp_path / "whole"
-    assert [each.returncode for each in run_ranks(1, *command(store, whole, epochs), "--batch-size", "16")] == [0]
+    if mode == "sampled":
+        first, settings = 1, ["--fanout", "4,4"]
+    else:  # a step has as many batches as the run begins with processes
+        first, settings = (
+            2,
+            ["--mode", mode, "--parts", "19", "--dropout", "0.5", "--refresh", "2", "--history-dtype", "float32"],
+        )
+
+    def words(out: Path, *more: str) -> list[str | Path]:
+        own = [] if mode == "history" or "--resume" in more else ["--batch-size", str(16 // first)]
+        return ["-m", "ooc", "train", store, "--out", out, *COMMON, *settings, "--epochs", str(epochs), *own, *more]
+
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    assert [each.returncode for each in run_ranks(first, *words(whole))] == [0] * first
     expected, scores = results(whole)
-    out = tmp_path / "killed"
     for life in range(KILLS):
-        count = moments.choice([1, 2, 4])
-        more = ["--resume"] if out.exists() else ["--batch-size", str(16 // count)]
-        ranks = start_ranks(count, *command(store, out, epochs), *more)
+        begun = out.exists()
+        count = moments.choice([1, 2, 4]) if begun else first
+        ranks = start_ranks(count, *words(out, *(["--resume"] if begun else [])))
         stop = lines_of(out) + moments.randrange(1, 8)
         while lines_of(out) < stop and all(each.poll() is None for each in ranks):
             time.sleep(0.001)
@@ -62,7 +75,7 @@ def test_killed_ranks_go_on_in_any_number_of_processes(make_store: MakeStore, tm
         assert all(each.stderr.count("Traceback") == 0 for each in done), done
     for count in (4, 2, 1):
         copied = shutil.copytree(out, tmp_path / str(count))
-        done = run_ranks(count, *command(store, copied, epochs), "--resume")
+        done = run_ranks(count, *words(copied, "--resume"))
         assert [each.returncode for each in done] == [0] * count, done
         losses, found = results(copied)
         assert [step for step, _ in losses] == [step for step, _ in expected], "every step once"
