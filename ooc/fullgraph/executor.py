@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -331,11 +332,10 @@ class Executor(ForwardExecutor):
     def _put_gradients(self, op: Op, chunk: NodeChunk, caught: Tensors) -> None:
         """Put the gradients of a chunk's inputs where later ops read them."""
         index, place, store = op.layer, chunk.place, self.store
-        copies = HostCopy([*caught.values()]).arrays()
-        caught = {name: torch.from_numpy(rows) for name, rows in zip(caught, copies, strict=True)}
+        caught = dict(zip(caught, store.computed([*caught.values()]), strict=True))
         if op.scatters and "rows" in caught:
             assert place.sources is not None
-            store.add(op.scatters, place.sources, caught["rows"].numpy())
+            store.add(op.scatters, place.sources, caught["rows"])
         refs = {
             "sums": ValueRef("sums", index, gradient=True),
             "self": self.shape.own_gradient(index),
@@ -348,15 +348,15 @@ class Executor(ForwardExecutor):
                 continue
             gradient = caught.get(part)
             if gradient is None:
-                gradient = torch.zeros((place.stop - place.first, self._values[name].columns), dtype=self._dtype)
+                gradient = store.tensor(np.zeros((place.stop - place.first, self._values[name].columns), store.dtype))
             if part == "sums" and self.shape.layers[index].kind == "mean":
                 factor = mean_factors(self.scans.graph, place.first, place.stop, store.dtype)
-                gradient = gradient * torch.from_numpy(factor)[:, None]
+                gradient = gradient * store.tensor(factor)[:, None]
             half = None
             if name in self._adds:
-                gradient = gradient + torch.from_numpy(store.read(name, place.first, place.stop))
+                gradient = gradient + store.tensor(store.read(name, place.first, place.stop))
                 half = store.other_half(name)
-            store.put(name, place.first, gradient.numpy(), half)
+            store.put(name, place.first, gradient, half)
 
     # --- both passes ---
 
@@ -404,6 +404,8 @@ class Executor(ForwardExecutor):
 
     def _sum_rows(self, sums: list[SumRequest]) -> int:
         """Destinations whose sums fit the memory at a time, but those that are made where they stay."""
+        if self.placement.resident:  # they are made chunk by chunk
+            return self.shape.num_nodes
         made = [each for each in sums if not each.keep or self.placement.of(each.name) is TensorPlacement.DISK]
         columns = sum(self.store.rows(each.source).shape[1] for each in made)
         if not columns:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -70,7 +71,7 @@ class StepModules(LayerModules):
         h = layer.finished(given["pre_norm"], own, partial(_normalised, norm_of(layer), found))
         return self._after(index, h, place)
 
-    def arriving(self, op: Op, place: RangeOfNodes, read: dict[str, NDArray[Any]]) -> Tensors:
+    def arriving(self, op: Op, place: RangeOfNodes, read: dict[str, NDArray[Any] | Tensor]) -> Tensors:
         """Gradients of what the op's forward gives, for a chunk; read: what later ops left of it."""
         shape = self.shape
         if before_norm(shape, op):
@@ -94,11 +95,13 @@ class StepModules(LayerModules):
             found[shape.initial.name] = first if shape.initial_apart else found[rows] + first
         return found
 
-    def _arrived(self, read: dict[str, NDArray[Any]], *names: str) -> list[Tensor]:
-        """Rows that were read, where the model is."""
-        return to_device([torch.from_numpy(read[name]) for name in names], self.device)
+    def _arrived(self, read: dict[str, NDArray[Any] | Tensor], *names: str) -> list[Tensor]:
+        """Rows that were read, where the model is; a tensor is there."""
+        rows = [read[name] for name in names]
+        copied = iter(to_device([torch.from_numpy(each) for each in rows if isinstance(each, np.ndarray)], self.device))
+        return [next(copied) if isinstance(each, np.ndarray) else each for each in rows]
 
-    def _through_norm(self, index: int, place: RangeOfNodes, read: dict[str, NDArray[Any]]) -> Tensor:
+    def _through_norm(self, index: int, place: RangeOfNodes, read: dict[str, NDArray[Any] | Tensor]) -> Tensor:
         """The gradient before a norm: directly, by the mean and by the variance of all rows, in which each node's row is that
         of the rank that the node is of."""
         found, nodes, before = self.statistics[index], self._nodes, ValueRef("pre_norm", index)

@@ -144,6 +144,11 @@ class Placement:
         """Of a value; RETAINED where none is given."""
         return self.placements.get(name, TensorPlacement.RETAINED)
 
+    @property
+    def resident(self) -> bool:
+        """Whether features, edges, rows, sums and gradients are on the GPU: all of them or none, as sums are made there."""
+        return self.of(FEATURES.name) is TensorPlacement.DEVICE
+
     def standing(self, name: str) -> TensorPlacement:
         """The tier that a value is in while it is used: RETAINED, DEVICE or DISK."""
         where = self.of(name)

@@ -1,14 +1,18 @@
 """Exact training on the whole graph: a step's gradient is that of all labelled nodes, by passes over all nodes in bounded
 memory."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
 from torch import nn
 
 from ooc.fullgraph.activation_offload import OffloadFile
+from ooc.fullgraph.device_values import DeviceValueStore, can_be_there
 from ooc.fullgraph.executor import Executor, LossOf
 from ooc.fullgraph.halo.part import EXACT, HaloSettings, Part, part_of
 from ooc.fullgraph.halo.reach import Choose, recompute_none
@@ -17,7 +21,8 @@ from ooc.fullgraph.ops import StepModules
 from ooc.fullgraph.program import Placement, TensorPlacement, Value, build
 from ooc.fullgraph.resume import StepLog, key_of
 from ooc.fullgraph.value_store import ValueStore
-from ooc.layerwise.edge_tiles import open_tiles
+from ooc.layerwise.device_sums import device_edge_bytes, device_sum_bytes
+from ooc.layerwise.edge_tiles import Tiles, open_tiles
 from ooc.layerwise.executor import NodeScans
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.layerwise_pass import Progress
@@ -76,11 +81,12 @@ class FullGraph:
     """Exact steps of a model over a data set.
 
     folder: for what does not fit the memory; None where all is to be in memory. room: bytes for values and sums, by default
-    what `budget` (by default the data set's) leaves to batches. Values are retained where all fit, and else on disk, until
-    `placement` is set. device_memory: bytes of the GPU that computes for what autograd keeps, and for ranges of layers that
-    gather: half of it for these, if there are any. ranks: the processes that compute together, a range of nodes each; all make
-    the same steps, each with a folder of its own; halo: how they exchange rows; recompute: which rows each computes instead
-    (see `ooc.fullgraph.halo.reach`). Raises ConfigError as `check_model`, BudgetError where the memory is too little.
+    what `budget` (by default the data set's) leaves to batches. device_memory: bytes of the GPU that computes; ranges of layers
+    that gather have half of them, if there are any. Until `placement` is set, everything is on the GPU if it fits there; else
+    values are retained where all fit, and otherwise on disk, and what autograd keeps is on the GPU if that fits. ranks: the
+    processes that compute together, a range of nodes each; all make the same steps, each with a folder of its own; halo: how
+    they exchange rows; recompute: which rows each computes instead (see `ooc.fullgraph.halo.reach`). Raises ConfigError as
+    `check_model`, BudgetError where the memory is too little.
 
     >>> with closing(FullGraph(model, ds, Path("run/full"))) as full:
     ...     loss = full.step(loss_of)  # gradients are in the parameters' .grad
@@ -134,9 +140,12 @@ class FullGraph:
         columns, dtype = {v.name: v.columns for v in self.program.values}, np.dtype(f"float{8 * self.shape.itemsize}")
         count = {value.name: value.rows for value in self.program.values}
         self.store = ValueStore(folder, engine, dataset, columns, dtype, self.traffic, tidy, count)
+        self._there: DeviceValueStore | None = None
+        self._make_there = partial(DeviceValueStore, engine, dataset, columns, dtype, self.traffic, tidy, device_of(model))
         self.disk: int | None = None
         """bytes that values may take on disk at a time; None: as many as all that stand there in a step"""
         self._constant: set[str] = set()
+        self._placed_before = Placement({})
         self._offload = None if folder is None else OffloadFile(folder / "saved", self.traffic)
         self._scans: NodeScans | None = None
         self._check_room()
@@ -166,7 +175,22 @@ class FullGraph:
                     'memory for all of them, or a norm of ours (norm = "batch")'
                 )
 
+    def resident(self, measured: Mapping[str, int] = MappingProxyType({})) -> Placement | None:
+        """The placement of everything on the GPU; None where that is too much, where ranks exchange rows, and where torch lacks
+        the features' type. measured: bytes of what autograd keeps, by value, where they are known."""
+        if not self.on_gpu or not self.ranks.alone or not can_be_there(self.dataset):
+            return None
+        kept, making = device_edge_bytes(self.shape) if self.shape.has_sums else (0, 0)
+        rows = sum(value.nbytes for value in self.program.values if value.kind in ("rows", "sums", "gradient"))
+        saved = [value for value in self.program.values if value.kind == "saved"]
+        rows += sum(measured.get(value.name, _UNMEASURED * value.nbytes) for value in saved) + device_sum_bytes(self.shape)
+        need = self.shape.num_nodes * self.shape.x_bytes + kept + max(rows, making)
+        there = Placement(dict.fromkeys((value.name for value in self.program.values), TensorPlacement.DEVICE))
+        return there if need <= self.device_room else None
+
     def _default(self) -> Placement:
+        if (found := self.resident()) is not None:
+            return found
         total, kept = self.most_bytes, [value for value in self.program.values if value.kind == "saved"]
         there = TensorPlacement.DEVICE if self.on_gpu else TensorPlacement.RETAINED
         stays = self.on_gpu and _UNMEASURED * sum(value.nbytes for value in kept) <= self.device_room
@@ -178,6 +202,12 @@ class FullGraph:
             raise BudgetError(f"{format_bytes(total)} do not fit {format_bytes(self.room)}: give exact training a folder")
         saved = there if stays else TensorPlacement.RECOMPUTED
         return Placement({v.name: saved if v.kind == "saved" else TensorPlacement.DISK for v in self.program.values})
+
+    def load(self, progress: Progress = lambda what, done, total: None) -> None:
+        """Copy features and edges to the GPU, if they are to be there and are not; the first step would."""
+        placement = self._bounded(self.placement)
+        if placement.resident:
+            self._open_scans(self._placed(placement), progress)
 
     def step(self, loss: LossOf, progress: Progress = lambda what, done, total: None) -> float:
         """One step over the whole graph: the loss; its gradient is added to the parameters' `.grad`.
@@ -193,19 +223,16 @@ class FullGraph:
         if self._offload is not None:
             self._offload.begin()
         placement = self._bounded(self.placement)
-        if placement != self.store.placement:
-            self._constant.clear()
-        self.store.place(placement)
-        self.store.frees = self.disk is not None and self._disk_bytes > self.disk
-        scans = self._open_scans(progress)
-        log = None
-        if self._folder is not None and self.ranks.alone:  # ranks are not killed at the same op: they begin the step anew
-            log = StepLog(self._folder, self.model, key_of(self.model, self._placed))
+        store = self._placed(placement)
+        scans, log = self._open_scans(store, progress), None
+        # Ranks are not killed at the same op: they begin the step anew, as does one whose values are on the GPU alone.
+        if self._folder is not None and self.ranks.alone and not placement.resident:
+            log = StepLog(self._folder, self.model, key_of(self.model, self._asked))
         self.traffic.restart()
         if self.halo is not None:
             self.halo.begin(int(torch.randint(1 << 62, ())) if self.halo.draws else 0)
         modules = StepModules(self._parts, self.shape, DropoutKeys(), self.whole.num_nodes)
-        made = self.store, scans, self._offload, self.room, self._constant
+        made = store, scans, self._offload, self.room, self._constant
         executor = Executor(self.program, modules, *made, log, progress, self.halo)
         with summed_gradients(self.model, self.ranks):
             found = executor.run(loss)
@@ -216,7 +243,7 @@ class FullGraph:
         return found
 
     @property
-    def _placed(self) -> str:
+    def _asked(self) -> str:
         """What a step that was killed can go on with: data, placements, and the ranges of ops that gather, which memory
         decides."""
         placement, gathering = self._bounded(self.placement), [op.name for op in self.program.forward if op.kind == "gather"]
@@ -231,13 +258,43 @@ class FullGraph:
         asked = {name: placement.ranges.get(name, gathered_share(self.room)) for name in gathering}
         return replace(placement, ranges={name: min(nbytes, self._ranges) for name, nbytes in asked.items()})
 
-    def _open_scans(self, progress: Progress) -> NodeScans:
+    def _placed(self, placement: Placement) -> ValueStore:
+        """Where values stand from now on: in the host's memory and on disk, or all on the GPU."""
+        if placement != self._placed_before:
+            self._constant.clear()
+            self._close_scans()
+        self._placed_before, store = placement, self._store_of(placement)
+        store.place(placement)
+        store.frees = self.disk is not None and self._disk_bytes > self.disk
+        return store
+
+    def _store_of(self, placement: Placement) -> ValueStore:
+        if not placement.resident:
+            self._close_there()
+            return self.store
+        if self._there is None:
+            self.store.make_room()
+            self._there = self._make_there()
+        return self._there
+
+    def _open_scans(self, store: ValueStore, progress: Progress) -> NodeScans:
         if self._scans is None:
-            files, device = self.store.files("edges"), device_of(self.model)
-            tiles = open_tiles(self.dataset, files, self.shape, self.traffic, progress, back=True)
-            made = self.dataset, self.shape, self.store, tiles, self.traffic, device
-            self._scans = NodeScans(*made, keyed=True, numbering=self.numbering)
+            tiles: tuple[Tiles, ...] = ()
+            if store is self.store:
+                tiles = open_tiles(self.dataset, store.files("edges"), self.shape, self.traffic, progress, back=True)
+            made = self.dataset, self.shape, store, tiles, self.traffic, device_of(self.model)
+            self._scans = NodeScans(*made, keyed=True, numbering=self.numbering, there=store is not self.store)
         return self._scans
+
+    def _close_scans(self) -> None:
+        if self._scans is not None:
+            self._scans.close()
+            self._scans = None
+
+    def _close_there(self) -> None:
+        if self._there is not None:
+            self._there.close()
+            self._there = None
 
     @property
     def bytes_exchanged(self) -> int:
@@ -268,15 +325,16 @@ class FullGraph:
         self.store.trim()
 
     def make_room(self) -> None:
-        """Give up what waits in memory for the next step, which makes it again."""
-        if self._scans is not None:
-            self._scans.close()
-            self._scans = None
-        self._constant = {name for name in self._constant if self.store.on_disk(name)}
+        """Give up what waits in the host's memory for the next step, which makes it again."""
+        if self._there is None:
+            self._close_scans()
+            self._constant = {name for name in self._constant if self.store.on_disk(name)}
         self.store.make_room()
 
     def close(self) -> None:
         """Close everything; idempotent. What is on disk stays."""
+        self._close_scans()
+        self._close_there()
         self.make_room()
         if self._offload is not None:
             self._offload.close()

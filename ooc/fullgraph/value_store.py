@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ooc.fullgraph.program import Placement, TensorPlacement
 from ooc.layerwise.io_stats import IoStats
-from ooc.layerwise.row_files import MOST_KEPT, Files, Kept, RowStore
+from ooc.layerwise.row_files import MOST_KEPT, Files, Kept, RowStore, as_array
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
 from ooc.runtime.memory import Tidy, return_freed
 from ooc.runtime.range_io import MemoryRows, read_range, write_range
@@ -126,9 +127,9 @@ class ValueStore(RowStore):
         if isinstance(rows, MemoryRows) and rows.dtype == self.dtype:
             self.give(rows.array)
 
-    def put(self, name: str, first: int, values: NDArray[Any], half: int | None = None) -> None:
+    def put(self, name: str, first: int, values: NDArray[Any] | Tensor, half: int | None = None) -> None:
         """See `RowStore.put`. half: as of `open`."""
-        self._writer.put(self.open(name, half), first, values)
+        self._writer.put(self.open(name, half), first, as_array(values))
 
     def other_half(self, name: str) -> int:
         """Where sums go on that are added to what stands there; in memory it is the same place."""
@@ -152,9 +153,9 @@ class ValueStore(RowStore):
         self._tidy(len(node) * self.rows(name).row_bytes)
         return super().gather(name, node)
 
-    def add(self, name: str, node: NDArray[np.int64], values: NDArray[Any]) -> None:
+    def add(self, name: str, node: NDArray[np.int64], values: NDArray[Any] | Tensor) -> None:
         """Add to the rows of some nodes, each named once; done when it returns."""
-        rows, began = self.open(name), perf_counter()
+        rows, began, values = self.open(name), perf_counter(), as_array(values)
         if isinstance(rows, MemoryRows):
             rows.array[node] += values
             return

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ooc.graph.aggregation import Kind, RowDecoder
 from ooc.graph.blocks import gathered_block
 from ooc.layerwise.aggregator import SumKernel
+from ooc.layerwise.device_sums import DeviceSums
 from ooc.layerwise.edge_tiles import Tiles, rows_over
 from ooc.layerwise.io_stats import ADD, COMPUTE, IoStats
 from ooc.layerwise.node_ranges import NodeRange
@@ -26,7 +28,6 @@ from ooc.layerwise.shape import gather_ranges
 from ooc.models.dropout import Of
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, ahead, read_range
-from ooc.runtime.transfer import HostCopy
 from ooc.stores.arrays.encoding import Encoding
 from ooc.stores.bounds import check_nodes
 from ooc.stores.dataset import Dataset
@@ -58,14 +59,15 @@ class NodeChunk(NamedTuple):
     behind it."""
 
     place: RangeOfNodes
-    read: dict[str, Array]
+    read: dict[str, Array | Tensor]
     fetched: Any
     ends: bool
 
 
 class NodeScans:
     """Scans of all nodes. tiles: the edges, of a graph whose layers sum; and the transposed ones, where sums go back. keyed:
-    whether dropout needs to know which edges a range has. numbering: of the nodes in the whole graph."""
+    whether dropout needs to know which edges a range has. numbering: of the nodes in the whole graph. there: whether the store
+    has all rows on the device; then the edges are there too, both ways, without tiles, and sums are made there."""
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class NodeScans:
         *,
         keyed: bool = False,
         numbering: Numbering = WHOLE,
+        there: bool = False,
     ) -> None:
         self._numbering = numbering
         self._dataset, self.graph, self._shape, self._store = dataset, dataset.graph, shape, store
@@ -87,6 +90,12 @@ class NodeScans:
         self._whole: dict[int, RangeOfNodes] = {}
         self.sum_bytes = 0
         """of memory that the sums of the range under way take, beside values"""
+        self._there = self._copied_edges() if there and shape.has_sums else None
+
+    def _copied_edges(self) -> DeviceSums:
+        kinds = {layer.kind for layer in self._shape.layers if layer.kind is not None}
+        made = self._store.dtype, self._device, CHUNK_ROWS
+        return DeviceSums(self.graph, self._slots, kinds, *made, undirected=self._dataset.manifest.undirected)
 
     def close(self) -> None:
         """End the threads; idempotent."""
@@ -106,8 +115,10 @@ class NodeScans:
         """Destinations from `start` on, chunk by chunk. names: values to read; rows: destinations that memory has sums for at a
         time; edges: whether the layer needs what the graph says of its nodes; nodes: those that are computed, None: all."""
         begin, end = nodes or (0, self._shape.num_nodes)
-        if not sums:
-            yield from self._chunks(names, {}, start, end, fetch, edges)
+        if not sums or self._there is not None:
+            for chunk in self._chunks(names, {}, start, end, fetch, edges):
+                self._sum_there(sums, chunk)
+                yield chunk
             return
         cell, count = cell_rows(self._shape), end - begin
         step = max(cell, min(rows // cell * cell, -(-count // cell) * cell))
@@ -135,6 +146,16 @@ class NodeScans:
                 self.sum_bytes -= buffer.nbytes
                 self._store.give(buffer)
 
+    def _sum_there(self, sums: list[SumRequest], chunk: NodeChunk) -> None:
+        """Make a chunk's sums on the device."""
+        place = chunk.place
+        for each in sums:
+            assert self._there is not None
+            made = self._there.sum(self._store.device_rows(each.source), each.kind, each.back, place.first, place.stop)
+            chunk.read[each.name] = made
+            if each.keep:
+                self._store.put(each.name, place.first, made)
+
     def _buffer(self, sums: SumRequest, count: int, own: list[Array]) -> Array:
         """Room for a range's sums: where they are to stand, if that is memory, else one that is added to `own`."""
         if sums.keep:
@@ -160,7 +181,7 @@ class NodeScans:
 
         def read(at: int) -> NodeChunk:
             end = min(at + CHUNK_ROWS, stop)
-            found = {name: self._store.read(name, at, end) for name in names}
+            found: dict[str, Array | Tensor] = {name: self._store.read(name, at, end) for name in names}
             found |= {name: sums[at - first : end - first] for name, sums in made.items()}
             ends = end == stop or (not made and end % unit == 0)
             place = own_place(self.graph, at, end, self._device, edges=edges, numbering=self._numbering)
@@ -178,7 +199,7 @@ class NodeScans:
             first, stop = own
             whole = stop - first == count  # not the last range alone, where a step goes on
             place = self.place(first, stop, whole)
-            found = {name: self._store.read(name, first, stop) for name in names}
+            found: dict[str, Array | Tensor] = {name: self._store.read(name, first, stop) for name in names}
             assert place.sources is not None
             if whole and len(place.sources) == int(place.sources[-1]) + 1:  # which ascend
                 found[GATHERED_ROWS] = self._store.read(source, 0, len(place.sources))
@@ -234,7 +255,7 @@ class ForwardExecutor:
 
         def compute(chunk: NodeChunk) -> Tensors:
             if op.kind == "add":
-                return {op.writes[0]: torch.from_numpy(chunk.read[op.writes[0]])}
+                return {op.writes[0]: self.store.tensor(chunk.read[op.writes[0]])}
             return self.compute(op, chunk.place, self.given(inputs, chunk))
 
         for chunk in self.chunks(op, inputs, sums, room, start, nodes=nodes):
@@ -271,7 +292,7 @@ class ForwardExecutor:
         with self.stats.timed(COMPUTE):
             outputs = compute(chunk)
         names = list(writes)
-        for name, rows in zip(names, HostCopy([outputs[name].to(self._dtype) for name in names]).arrays(), strict=True):
+        for name, rows in zip(names, self.store.computed([outputs[name].to(self._dtype) for name in names]), strict=True):
             self.store.put(name, chunk.place.first, rows)
         return outputs
 

@@ -84,9 +84,9 @@ class LayerModules:
         self.present = [part for part in (self.encoder, *self.layers, self.decoder) if part is not None]
         self.device = device_of(*self.present)
 
-    def tensor(self, array: NDArray[Any]) -> Tensor:
-        """An input as the modules take it."""
-        (found,) = to_device([torch.from_numpy(array)], self.device)
+    def tensor(self, rows: NDArray[Any] | Tensor) -> Tensor:
+        """An input as the modules take it; a tensor is where they are."""
+        (found,) = to_device([torch.from_numpy(rows)], self.device) if isinstance(rows, np.ndarray) else [rows]
         return as_input(found, *self.present)
 
     def map(self, given: Tensors, place: RangeOfNodes) -> Tensors:

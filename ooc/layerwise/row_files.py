@@ -4,7 +4,7 @@ import fcntl
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from ooc.layerwise.device_rows import DeviceRows
 from ooc.layerwise.io_stats import IoStats, Noted, unnoted
 from ooc.layerwise.node_ranges import NodeRange
 from ooc.layerwise.pass_notes import Note, PassNotes
@@ -23,6 +25,7 @@ from ooc.layerwise.pass_plan import FEATURES, LayerwisePlan, ModelShape, ValueRe
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.range_io import MemoryRows, WriteBehind, read_range, write_range
 from ooc.runtime.ranks import ALONE, Ranks
+from ooc.runtime.transfer import HostCopy
 from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.arrays.rows import Rows
 from ooc.stores.dataset import Dataset
@@ -184,6 +187,11 @@ def copy(values: Array, into: Array) -> None:
     torch.from_numpy(into).copy_(torch.from_numpy(values))
 
 
+def as_array(values: Array | Tensor) -> Array:
+    """Of a tensor in the host's memory, over the same memory."""
+    return values if isinstance(values, np.ndarray) else values.numpy()
+
+
 class RowWriter:
     """Writes chunks of rows in the background, a few at a time, from aligned copies of them. written: is called by the threads
     that write."""
@@ -265,9 +273,21 @@ class RowStore:
             encoding.gather(stored, np.arange(len(stored)), values)
         return values.astype(self.dtype, copy=False)
 
-    def put(self, name: str, first: int, values: Array) -> None:
+    def device_rows(self, name: str) -> DeviceRows:
+        """A value's rows on a device; of a store that has them there."""
+        raise NotImplementedError
+
+    def computed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What was computed, where the rows are; from a GPU's memory to the host's it is waited for."""
+        return HostCopy(tensors).tensors()
+
+    def tensor(self, values: Array | Tensor) -> Tensor:
+        """Rows that were read, or other numbers of the host's, as a tensor where the rows are."""
+        return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+
+    def put(self, name: str, first: int, values: Array | Tensor) -> None:
         """Rows first, first + 1, ... of a value, in the background."""
-        self._writer.put(self.open(name), first, values)
+        self._writer.put(self.open(name), first, as_array(values))
 
     def take(self, shape: tuple[int, ...]) -> Array:
         """An array of any content, for sums."""
@@ -317,7 +337,7 @@ class PassStore(RowStore):
         parts = [super(PassStore, self).read(file, first, stop) for file in self._blocks.get(name, [name])]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
-    def put(self, name: str, first: int, values: Array) -> None:
+    def put(self, name: str, first: int, values: Array | Tensor) -> None:
         """See `RowStore.put`."""
         at = 0
         for file in self._blocks[name]:

@@ -23,6 +23,7 @@ from ooc.loading.feature_cache import Stopped
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.device_reads import PIECE_BYTES, DeviceRing, engine_into
 from ooc.runtime.range_io import ahead
+from ooc.runtime.transfer import to_device
 from ooc.stores.arrays.encoding import Encoding
 from ooc.stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
 from ooc.stores.arrays.segment_rows import SegmentRows
@@ -179,7 +180,7 @@ class RowPool:
         self.slots, self.encoding, self.device = slots, encoding, device
         dtype = stored_tensor(np.empty(0, rows.dtype), encoding).dtype
         self.values = torch.empty((slots.capacity, *rows.shape[1:]), dtype=dtype, device=device)
-        self.scale = torch.from_numpy(encoding.scale).to(device)
+        (self.scale,) = to_device([torch.from_numpy(encoding.scale)], device)
         self._rows, self._read, self._engine = rows, read, engine
         self._filled, self._full = 0, False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]

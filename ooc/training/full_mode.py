@@ -25,7 +25,7 @@ from ooc.fullgraph.halo.reach import Choose, recompute_none
 from ooc.fullgraph.halo.recompute import HaloRows
 from ooc.fullgraph.placement.costs import Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, predict, settled, static_placements
-from ooc.fullgraph.placement.step_profile import plan_full, profile
+from ooc.fullgraph.placement.step_profile import plan_full, plan_resident, profile
 from ooc.fullgraph.program import Program, TensorPlacement
 from ooc.fullgraph.step import FullGraph, chunk_bytes
 from ooc.history.history import Growth
@@ -44,7 +44,7 @@ from ooc.runtime.ranks import ALONE, RankLost, Ranks
 from ooc.runtime.transfer import to_device
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
-from ooc.stores.sizes import format_bytes, parse_bytes
+from ooc.stores.sizes import parse_bytes
 from ooc.training import checkpoint
 from ooc.training.build import device_model_bytes, model_bytes
 from ooc.training.halo_choice import HaloChoice, fixed_choice, kept_choice, measured_choice
@@ -175,13 +175,13 @@ class FullMode(NodeMode):
         exact = _scores_beside(full, config.out / EXACT_FOLDER, self.engine, self.task)
         self.exact = self.opened.enter_context(closing(exact))
         beside = self.exact.memory_bytes
-        self._both_fit = beside is not None and full.most_bytes + beside <= full.room
+        most = 0 if full.placement.resident else full.most_bytes
+        self._both_fit = beside is not None and most + beside <= full.room
         """whether memory has room for what steps and scores keep at once"""
         if self.plan is not None:
             planned = {**self.plan.asdict(), "asked": _asked(config, full)}
             checkpoint.write_json(config.out / checkpoint.PLAN, planned)
-            peak = format_bytes(self.plan.peak[0])
-            run.watchers.note(f"plan: an epoch takes {self.plan.seconds:.3g} s, values and aggregates {peak} of memory")
+            run.watchers.note(f"plan: {self.plan}")
 
     def batches(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
         yield None
@@ -200,6 +200,7 @@ class FullMode(NodeMode):
             if self.run.interrupted:
                 raise KeyboardInterrupt
 
+        self.full.load(progress)
         began = time.perf_counter()
         loss = self.full.step(self.split_loss, progress)
         self.seconds.append(time.perf_counter() - began)
@@ -311,6 +312,8 @@ def _forced(
     config: FullConfig, full: FullGraph, folder: Path, room: TierRoom, loss: LossOf, unmeasured: StepProfile
 ) -> StepPlan:
     """The plan that treats all values alike, as configured. Raises ConfigError where there is no such tier."""
+    if config.placement == "device" and (there := _resident(config, full, room, loss, unmeasured)) is not None:
+        return there
     measured = profile(full, folder, loss, room.disk) if config.plan else unmeasured
     static = static_placements(full.program, measured)
     if FORCED[config.placement] not in static:
@@ -320,6 +323,14 @@ def _forced(
         )
     forced = static[FORCED[config.placement]]
     return settled(full.program, measured, lambda profile: predict(full.program, profile, forced, room))
+
+
+def _resident(config: FullConfig, full: FullGraph, room: TierRoom, loss: LossOf, unmeasured: StepProfile) -> StepPlan | None:
+    """The plan of everything on the GPU; None where it has no memory for all."""
+    if config.plan:
+        return plan_resident(full, room.disk, loss)
+    found = full.resident()
+    return None if found is None else predict(full.program, unmeasured, found, replace(room, device=_ANY_MEMORY))
 
 
 def _unmeasured(full: FullGraph) -> StepProfile:
@@ -339,6 +350,8 @@ def _kept(config: FullConfig, full: FullGraph, folder: Path, room: TierRoom) -> 
     if kept is None or kept.get("asked") != _asked(config, full):
         return None
     plan = StepPlan.of(kept)
+    if plan.placement.resident and full.resident(plan.sizes) is None:
+        return None
     return plan if all(most <= has for most, has in zip(plan.peak, room.bytes, strict=True)) else None
 
 

@@ -410,8 +410,8 @@ class StepCosts:
             saved = [] if run.again else [name for name in (*op.reads, *op.writes) if values[name].kind == "saved"]
             return self.gathered(op, self.kept_of(op, placement.of(saved[0])) if saved else int(op.computes_loss))
         sums = [] if op.backward else [name for name in run.writes if values[name].kind == "sums"]
-        # Sums that are made where they are to stand need no memory of their own.
-        into = any(placement.standing(name) is TensorPlacement.RETAINED for name in sums)
+        # Sums that are made where they are to stand need no memory of their own, and those on a GPU none of the host's.
+        into = placement.resident or any(placement.standing(name) is TensorPlacement.RETAINED for name in sums)
         unit = 0 if into else sum(self.width(name) for name in run.adds)
         return Ranges(self.units(op), float(unit * self.program.cell_rows), met=self.met)
 

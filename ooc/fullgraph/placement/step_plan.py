@@ -87,7 +87,9 @@ class StepPlan:
 
     def __str__(self) -> str:
         """The prediction in one line."""
-        return f"{self.seconds:.3g} s an epoch, {format_bytes(self.peak[0])} of values and aggregates in memory at most"
+        memory, device, _ = map(format_bytes, self.peak)
+        there = f", and {device} on the GPU" if self.peak[1] else ""
+        return f"{self.seconds:.3g} s an epoch, {memory} of values and aggregates in memory at most{there}"
 
     @property
     def seconds(self) -> float:

@@ -33,6 +33,8 @@ from ooc.fullgraph.program import TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.graph.aggregation import Kind, RowDecoder
 from ooc.layerwise.aggregator import SumKernel
+from ooc.layerwise.device_rows import DeviceRows
+from ooc.layerwise.device_sums import DeviceSums
 from ooc.layerwise.edge_tiles import SlotReader, Tiles, count_entries, piece_rows_of
 from ooc.layerwise.executor import NodeScans
 from ooc.layerwise.io_stats import IoStats
@@ -73,8 +75,12 @@ _Tried = tuple[PendingChunk, Tensors, "_Results"]
 def plan_full(full: FullGraph, folder: Path | None, disk: int, loss: LossOf | None = None) -> StepPlan:
     """Where the values of exact steps go, in the room that `full` has and `disk` bytes of disk below `folder`.
 
-    Takes a few seconds; see `profile`. Ranks have the same placements. Raises BudgetError where nothing fits.
+    Takes a few seconds; see `profile`. All is on the GPU where that fits. Ranks have the same placements. Raises BudgetError
+    where nothing fits.
     """
+    there = plan_resident(full, disk if folder else 0, loss)
+    if there is not None:
+        return there
 
     def planned(folder: Path | None, disk: int) -> tuple[StepPlan, StepProfile, TierRoom]:
         measured, room = profile(full, folder, loss, disk), TierRoom(full.room, full.device_room, 0 if folder is None else disk)
@@ -90,6 +96,19 @@ def plan_full(full: FullGraph, folder: Path | None, disk: int, loss: LossOf | No
         made = full.ranks.together(lambda: planned(folder, disk))
     assert made is not None
     return _agreed(full, *made)
+
+
+def plan_resident(full: FullGraph, disk: int, loss: LossOf | None = None) -> StepPlan | None:
+    """The plan of everything on the GPU, in the room that `full` has; None where it does not fit. See `profile`."""
+    if full.resident() is None:
+        return None
+    measured, room = profile(full, None, loss, resident=True), TierRoom(full.room, full.device_room, disk)
+    placement = full.resident(measured.nbytes)
+    if placement is None:
+        return None
+    with suppress(BudgetError):
+        return settled(full.program, measured, lambda profile: predict(full.program, profile, placement, room))
+    return None
 
 
 def _agreed(full: FullGraph, plan: StepPlan, measured: StepProfile, room: TierRoom) -> StepPlan:
@@ -112,9 +131,16 @@ def _agreed(full: FullGraph, plan: StepPlan, measured: StepProfile, room: TierRo
     return replace(best, static=plan.static)
 
 
-def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, disk: int | None = None) -> StepProfile:
+def profile(
+    full: FullGraph,
+    folder: Path | None,
+    loss: LossOf | None = None,
+    disk: int | None = None,
+    *,
+    resident: bool = False,
+) -> StepProfile:
     """What the ops of a step cost, and how fast the disk below `folder` is (None: there is none to use). loss: of the steps, to
-    be tried too; disk: bytes of it that may be taken, None: enough.
+    be tried too; disk: bytes of it that may be taken, None: enough; resident: where everything is on the GPU.
 
     Takes a few seconds, and memory for a few chunks, or for rows that are added up: at most two thirds of the room, and twice
     192 MB.
@@ -123,7 +149,9 @@ def profile(full: FullGraph, folder: Path | None, loss: LossOf | None = None, di
     node_scans = NodeScans(*made, keyed=True, numbering=full.numbering)
     parts = StepModules(parts_of(full.model), full.shape, DropoutKeys())
     with closing(node_scans), torch.random.fork_rng(devices=[]), _gradients_of(parts.present):
-        trial = _Trial(full.program, parts, full.store, node_scans, None, full.room, set())
+        room = full.device_room if resident else full.room
+        trial = _Trial(full.program, parts, full.store, node_scans, None, room, set())
+        trial.resident = resident
         return trial.profile(full.dataset.graph, folder, loss, TRIED_BYTES if disk is None else min(disk, TRIED_BYTES))
 
 
@@ -145,7 +173,10 @@ def _gradients_of(modules: list[nn.Module]) -> Iterator[None]:
 
 
 class _Trial(Executor):
-    """Tries parts of every op, by the functions that steps are made of."""
+    """Tries parts of every op, by the functions that steps are made of. resident: results stay where they are computed, and
+    rows are added up there."""
+
+    resident = False
 
     def profile(self, graph: Graph, folder: Path | None, loss: LossOf | None, nbytes: int) -> StepProfile:
         """See `profile`. nbytes: of a file to try the disk with; a few rows show nothing."""
@@ -224,7 +255,7 @@ class _Trial(Executor):
                 moments = Moments()
                 moments.add(given["pre_norm"])
                 self.modules.statistics[op.layer] = moments.statistics(self._dtype)
-            tries.append(partial(self._run, function, given, wanted, _Results()))
+            tries.append(partial(self._run, function, given, wanted, _Results(self.resident)))
         return tries, place
 
     def _run(self, function: Callable[[Tensors], Tensors], given: Tensors, wanted: list[str], results: "_Results") -> _Tried:
@@ -243,6 +274,8 @@ class _Trial(Executor):
         place, dtype = self._gathered_place(op), np.dtype(f"float{8 * self.shape.itemsize}")
         values = np.zeros((len(place.at["sources"]), self.program.value(op.summed).columns), dtype)
         rows, at = np.zeros_like(values), np.random.default_rng(0).permutation(len(values))
+        if self.resident:
+            return 0.0  # at the rate of its memory
 
         def add() -> None:
             rows[at] += values
@@ -281,6 +314,8 @@ class _Trial(Executor):
             return 0.0, 0.0
         pointers = np.minimum(np.asarray(indptr[: rows + 1]), edges)
         graph = Graph.from_arrays(pointers, np.asarray(self.graph.indices[:edges]).astype(np.int64) % rows)
+        if self.resident:
+            return self._sum_there_s(graph, kind, columns, stop) * self.program.num_edges / edges, 0.0
         slots = SlotReader(graph, ArrayRows(graph.indices), None)
         grid = count_entries(slots, piece_rows, cell)
         tiles = Tiles(grid, MemoryRows.create((grid.size,), "int64"), None)
@@ -302,6 +337,23 @@ class _Trial(Executor):
         a_pass = max(0.0, several - once) / more if more else 0.0
         share = -(-self.nodes // piece_rows) / grid.num_pieces
         return max(0.0, once - a_pass) * self.program.num_edges / edges, a_pass * share
+
+    def _sum_there_s(self, graph: Graph, kind: Kind, columns: int, stop: int) -> float:
+        """Seconds of the sums of destinations :stop of a graph, made on the device."""
+        device, dtype = self.modules.device, np.dtype(f"float{8 * self.shape.itemsize}")
+
+        def slots(first: int, last: int) -> tuple[NDArray[np.int64], None]:
+            return np.asarray(graph.indices[graph.indptr[first] : graph.indptr[last]]).astype(np.int64), None
+
+        sums = DeviceSums(graph, slots, {kind}, dtype, device, CHUNK_ROWS)
+        rows = DeviceRows.plain(torch.ones(graph.num_nodes, columns, dtype=self._dtype, device=device))
+
+        def add() -> None:
+            for first in range(0, stop, CHUNK_ROWS):
+                last = sums.sum(rows, kind, False, first, min(first + CHUNK_ROWS, graph.num_nodes))
+            HostCopy([last[:1]]).tensors()
+
+        return statistics.median([_seconds(add) for _ in range(1 + REPEATS)][1:])
 
     def _hidden(self, folder: Path, nbytes: int) -> float:
         """Of the shorter of computing and reading, the share that goes on behind the longer."""
@@ -326,12 +378,16 @@ class _Trial(Executor):
 
 
 class _Results:
-    """Where what a chunk leaves is copied to, over and over."""
+    """Where what a chunk leaves is copied to, over and over; or, if it is to stay, what waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, stay: bool = False) -> None:
+        self._stay = stay
         self._room: dict[tuple[int, tuple[int, ...]], NDArray[Any]] = {}
 
     def __call__(self, rows: Tensors) -> None:
+        if self._stay:
+            HostCopy([each[:1] for each in rows.values()]).tensors()
+            return
         for number, values in enumerate(HostCopy([*rows.values()]).arrays()):
             place = number, values.shape
             if place not in self._room:
