@@ -210,6 +210,9 @@ class PretendedDevice:
         if self.refuses:
             self._own.error = self.refuses
             return self.refuses
+        if any(begin < address + nbytes and address < begin + size for begin, size in self.locked.items()):
+            self._own.error = 712
+            return 712
         self.counts.add(REGISTERED, nbytes)
         self._locked[address] = nbytes
         return 0
@@ -230,6 +233,8 @@ class PretendedDevice:
             raise PretendedError("illegal memory access: a kernel reads memory of the host that is not page-locked")
         if not self.has(slot):
             raise PretendedError("illegal memory access: a kernel reads positions in the host's memory")
+        if not (numbers.is_contiguous() and slot.is_contiguous()):
+            raise PretendedError("illegal memory access: a kernel reads tensors with gaps as if they had none")
         self.touch(slot, by_host=False)
         self.counts.add(OPERATION)
         with torch._C._DisableTorchDispatch():

@@ -272,6 +272,7 @@ SHARED = {
     "ooc.graph.mapped_topology._touched": "counts which pages the process has mapped, for all loaders of a graph",
     "ooc.loading.feature_cache._registries": "rows kept in memory for the next pipeline: which are read, not what they are",
     "ooc.loading.row_pool._pools": "rows in the memory of GPUs: which are read, not what they are",
+    "ooc.runtime.buffers._owners": "memory that is page-locked: how it is read, not what is there",
     "ooc.runtime.crew._thread_counts": "functions of libraries that torch has loaded",
     "ooc.runtime.memory._policy": "what the C library was told to do with freed blocks, to restore it after a run",
     "ooc.runtime.pipeline._RUNNING": "pipelines to end before the interpreter does",

@@ -18,10 +18,16 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
+from ooc.stores.sizes import format_bytes
+
 LEAST_BYTES = 2**20
 """smaller arrays are left to the allocator, which caches them itself"""
 PAGE_BYTES = 4096
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every CUDA context
+_LOCKED = 712  # cudaErrorHostMemoryAlreadyRegistered
+_owners: dict[tuple[Any, int, int], int] = {}
+"""of page-locked memory: (CUDA's functions, address, bytes) -> how many there are"""
+_locking = threading.RLock()  # an owner may end in a garbage collection of the thread that has it
 
 
 class Buffers:
@@ -152,16 +158,35 @@ def own_pages(count: int, dtype: DTypeLike) -> NDArray[Any]:
 
 
 def page_lock(owner: Any, address: int, nbytes: int) -> int:
-    """Page-lock memory for CUDA while `owner` lives: CUDA's error, 0 if it is done."""
+    """Page-lock memory for CUDA while `owner` lives: CUDA's error, 0 if it is done. Owners of the same memory share it."""
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    error = int(cudart.cudaHostRegister(address, nbytes, _PORTABLE))
-    if not error:  # undone before the memory is given back
-        weakref.finalize(owner, cudart.cudaHostUnregister, address).atexit = False
-        return 0
+    key = cudart, address, nbytes
+    with _locking:
+        _owners[key] = _owners.get(key, 0) + 1  # first of all: a garbage collection may end another owner
+        error = 0 if _owners[key] > 1 else int(cudart.cudaHostRegister(address, nbytes, _PORTABLE))
+        if not error:  # undone before the memory is given back
+            weakref.finalize(owner, _unlock, key).atexit = False
+            return 0
+        del _owners[key]
     # CUDA keeps the error for this thread, and torch would raise it after the next kernel: after this one instead
     with suppress(RuntimeError):
         torch.ones(1, device="cuda")
     return error
+
+
+def _unlock(key: tuple[Any, int, int]) -> None:
+    """An owner of page-locked memory is gone."""
+    with _locking:
+        _owners[key] -= 1
+        if not _owners[key]:
+            del _owners[key]
+            key[0].cudaHostUnregister(key[1])
+
+
+def lock_failed(nbytes: int, error: int) -> str:
+    """Why CUDA has not page-locked so much memory, and what to do, for people."""
+    what = "part of it is page-locked by something else in this process" if error == _LOCKED else "raise `ulimit -l`"
+    return f"CUDA cannot page-lock {format_bytes(nbytes)} (error {error}; {what})"
 
 
 def _lock_pages(owner: NDArray[np.uint8], address: int, nbytes: int) -> None:

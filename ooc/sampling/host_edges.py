@@ -12,12 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ooc.runtime.buffers import own_pages, page_lock
+from ooc.runtime.buffers import lock_failed, own_pages, page_lock
 from ooc.runtime.messages import warn_user
 from ooc.runtime.transfer import HostCopy, to_device
 from ooc.sampling.neighbor import damaged_slot
 from ooc.stores.io.segments import forget, mapping_of
-from ooc.stores.sizes import format_bytes
 
 PIECE = 2**21
 """numbers copied at once"""
@@ -28,8 +27,9 @@ Read = Callable[[Tensor, Tensor], Tensor]
 
 
 class HostEdges:
-    """`indices` (int32|int64[E]) in page-locked memory, read by a device. Those of a memory map are copied, others locked where
-    they are. Where CUDA cannot lock them, or no kernel reads them, the host does, and the thread that samples waits for it.
+    """`indices` (int32|int64[E]) in page-locked memory, read by a device. Those of a memory map, read-only ones and those with
+    gaps are copied, in the topology's part of the memory; others are locked where they are, once for all devices. Where CUDA
+    cannot lock them, or no kernel reads them, the host does, and the thread that samples waits for it.
 
     Raises StoreError for node ids outside 0..num_sources-1.
 
@@ -38,7 +38,7 @@ class HostEdges:
     """
 
     def __init__(self, indices: NDArray[Any], num_sources: int, device: torch.device) -> None:
-        there = mapping_of(indices) is None and indices.flags.writeable  # as torch wants it
+        there = mapping_of(indices) is None and indices.flags.writeable and indices.flags.c_contiguous  # as torch wants it
         own = indices if there else own_pages(len(indices), indices.dtype)
         for first, piece in checked_pieces(indices, num_sources):
             if not there:
@@ -54,17 +54,13 @@ class HostEdges:
             error = page_lock(self, own.ctypes.data, own.nbytes)
             if not error:
                 return found
-            found = _not_locked(own.nbytes, error)
+            found = lock_failed(own.nbytes, error)
         warn_user(f"the host reads edges for the GPU, as {found}: the CPU may sample faster, by `sample_device='cpu'`")
         return _read_by_host
 
     def __getitem__(self, slot: Tensor) -> Tensor:
         """The sources of slots (int64[e]) on the device: int64[e] there."""
-        return self._read(self._indices, slot)
-
-
-def _not_locked(nbytes: int, error: int) -> str:
-    return f"CUDA cannot page-lock {format_bytes(nbytes)} (error {error}; raise `ulimit -l`)"
+        return self._read(self._indices, slot.contiguous())
 
 
 def _read_by_host(numbers: Tensor, slot: Tensor) -> Tensor:
@@ -107,7 +103,7 @@ def agrees(read: Read, device: torch.device) -> bool:
         numbers = own_pages(_CHECKED, dtype)
         numbers[:] = np.arange(_CHECKED) * 7919 + 3
         if device.type == "cuda" and (error := page_lock(numbers, numbers.ctypes.data, numbers.nbytes)):
-            raise RuntimeError(_not_locked(numbers.nbytes, error))
+            raise RuntimeError(lock_failed(numbers.nbytes, error))
         (found,) = HostCopy([read(torch.from_numpy(numbers), there)]).arrays()
         if not np.array_equal(found, numbers[slot.numpy()].astype(np.int64)):
             return False

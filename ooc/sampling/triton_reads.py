@@ -21,7 +21,10 @@ def _read(numbers_at, slot_at, out_at, count, NUMBERS: tl.constexpr):  # type: i
 
 
 def read(numbers: Tensor, slot: Tensor) -> Tensor:
-    """numbers[slot], int64[e] where slot (int64[e]) is. numbers: int32|int64[n] in page-locked memory."""
+    """numbers[slot], int64[e] where slot (int64[e]) is. numbers: int32|int64[n] in page-locked memory. Raises ValueError for
+    tensors with gaps."""
+    if not (numbers.is_contiguous() and slot.is_contiguous()):
+        raise ValueError(f"numbers and slots lie in a row, not with strides of {numbers.stride()} and {slot.stride()}")
     out = torch.empty_like(slot)
     if len(slot):
         _read[(triton.cdiv(len(slot), _NUMBERS),)](numbers, slot, out, len(slot), NUMBERS=_NUMBERS)

@@ -23,6 +23,7 @@ from tests.ooc.runs import KillAt, Killed, curve
 from tests.pretended_cuda import pretended_cuda
 
 ROOM, MUCH = 800_000, 10**8
+MORE = ("gcn", "gin", "gcnii")
 SAVED = [TensorPlacement.DEVICE, TensorPlacement.RETAINED, TensorPlacement.DISK, TensorPlacement.RECOMPUTED]
 
 
@@ -56,9 +57,7 @@ def in_ram(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize(
-    "name", ["sage", "gat", *(pytest.param(each, marks=pytest.mark.slow) for each in ("gcn", "gin", "gcnii"))]
-)
+@pytest.mark.parametrize("name", ["sage", "gat", *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_gradients_do_not_depend_on_where_values_are_kept(
     make_store: MakeStore,
     tmp_path: Path,

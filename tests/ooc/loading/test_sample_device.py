@@ -257,8 +257,9 @@ def test_a_gpu_that_is_too_small_for_the_edges_reads_them_from_the_host(
         assert edges not in small.locked.values()
 
 
+@pytest.mark.parametrize("read_only", [False, True], ids=["maps", "read-only in RAM"])
 def test_edges_in_the_host_s_memory_leave_less_of_it_to_maps(
-    store: Path, small: PretendedDevice, monkeypatch: pytest.MonkeyPatch
+    store: Path, small: PretendedDevice, monkeypatch: pytest.MonkeyPatch, read_only: bool
 ) -> None:
     mapped, made = [], choose_read_strategy.Topology
 
@@ -267,7 +268,8 @@ def test_edges_in_the_host_s_memory_leave_less_of_it_to_maps(
         return made(graph, weight, max_mapped, *given)
 
     monkeypatch.setattr(choose_read_strategy, "Topology", noted)
-    with ooc.open(store, memory="2GB") as ds:
+    with ooc.open(store, memory="2GB", in_memory=read_only) as ds:
+        ds.graph.indices.flags.writeable &= not read_only  # then they are copied
         for where in ("cpu", "auto"):
             loader = ooc.NeighborLoader(ds, [4, 3], "train", 32, device="cuda", features=False, sample_device=where)
         assert loader.sample_place.edges_on_host
