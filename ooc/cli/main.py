@@ -120,9 +120,10 @@ def _usage(error: Exception) -> int | None:
     if kind == "Abort":
         return _interrupted()
     if kind == "OutOfMemoryError":  # torch's, for CUDA
+        from ooc.runtime.device_full import device_full
+
         return _fail(
-            "out of CUDA memory: give a smaller --gpu-memory, so that less stays there, or a smaller --batch-size, "
-            f"--fanout or --hidden ({str(error).split('. ')[0]})"
+            device_full(error, None, "it more, by ending what else uses the GPU, or compute on the CPU with --device cpu")
         )
     if hasattr(error, "format_message"):
         context = getattr(error, "ctx", None)

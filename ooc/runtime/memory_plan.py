@@ -148,6 +148,8 @@ class DevicePlan:
     """feature rows that stay"""
     rows: int = 0
     """of all feature rows there are"""
+    states: int = 0
+    """rows of histories, or of the memory of nodes, that a batch has there at most"""
     origin: str = ""
     """where `memory` comes from, for people"""
 
@@ -159,6 +161,10 @@ class DevicePlan:
     def with_topology(self, nbytes: int) -> Self:
         """The plan with edges to sample from, or those it has."""
         return replace(self, topology=max(nbytes, self.topology))
+
+    def with_states(self, nbytes: int) -> Self:
+        """The plan with the rows of histories, or of the memory of nodes, that a batch has there at most."""
+        return replace(self, states=nbytes)
 
     def beside(
         self,
@@ -200,6 +206,7 @@ class DevicePlan:
             "  GPU batches": self.batches,
             "  GPU activations": self.activations,
             "  GPU feature rows": self.pool,
+            **({"  GPU rows of histories or of node memory": self.states} if self.states else {}),
         }
 
 

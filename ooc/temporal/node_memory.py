@@ -6,6 +6,7 @@ event before the batch, so a batch's needs are known from the events alone.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -169,6 +170,12 @@ class NodeMemory:
     def reset(self) -> None:
         self.end_pass()
         self.history.forget()
+
+
+def batch_memory_bytes(data: Dataset, width: int, columns: Iterable[str]) -> int:
+    """Bytes that a node of a batch takes on a device: its `BatchMemory`, and its new row."""
+    values = sum(math.prod(data.events.width(name)) for name in columns)
+    return 3 * 4 * width + 4 * values + 2 * 8 + 1
 
 
 def pack_time(rows: AnyArray, time: AnyArray) -> AnyArray:

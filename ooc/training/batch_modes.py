@@ -521,6 +521,7 @@ class BatchMode(NodeMode):
 class SampledMode(BatchMode):
     """Sampled neighborhoods; see `Mode`."""
 
+    saves_device = "a smaller `gpu_memory`, so that less stays there, or a smaller `batch_size`, `fanout` or `hidden`"
     ranked = True
     prefers_exact = False
     pools = True
@@ -578,6 +579,7 @@ def fan_outs_of(fanout: list[int] | dict[str, list[int]], dataset: Dataset) -> A
 class PartMode(BatchMode):
     """Batches of parts; see `Mode`."""
 
+    saves_device = "more `parts`, or a smaller `parts_per_batch` or `hidden`"
     loses = True
     traits = ModeTraits(
         2,
@@ -624,6 +626,7 @@ class ClusterMode(PartMode):
 class SaintMode(BatchMode):
     """GraphSAINT's random subgraphs, whose coefficients are kept in the run's directory; see `Mode`."""
 
+    saves_device = "fewer `roots`, or a smaller `hidden`"
     ranked = True
     loader: SaintLoader
     node_bytes = 4

@@ -21,7 +21,7 @@ from ooc.sampling.time_windows import NANOSECONDS, chronological, prefix
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.temporal.event_models import LinkModel, ModelName, OwnModel, Sizes, build_event_model
-from ooc.temporal.node_memory import MemoryLoader, NodeMemory, check_undirected
+from ooc.temporal.node_memory import MemoryLoader, NodeMemory, batch_memory_bytes, check_undirected
 from ooc.training.mode import Scores
 from ooc.training.temporal_mode import TimeMode, link_loss
 
@@ -33,6 +33,7 @@ class EventMode(TimeMode):
 
     config: EventsConfig
     unit = "events"
+    saves_device = "a smaller `batch_size`, `num_neighbors` or `hidden`"
     loaders: dict[str, EventLoader]
 
     def __init__(self, config: EventsConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
@@ -56,6 +57,9 @@ class EventMode(TimeMode):
         self.monitor = config.monitor or ("mrr" if several or config.negatives_file is not None else "ap")
         self._resume: dict[str, Any] | None = None
         self._check_splits(self.loaders["train"].num_events)
+
+        if self._has_memory:
+            self._book_states(batch_memory_bytes(dataset, config.memory_dim, self.columns), self.budget.beside_history().batch)
 
     @property
     def trained_events(self) -> tuple[int, int]:

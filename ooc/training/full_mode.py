@@ -110,6 +110,7 @@ class FullMode(NodeMode):
     plans_disk = True
     ranked = True
     steps_per_epoch = 1
+    saves_device = "a smaller `gpu_memory`, so that less stays there, or a smaller `hidden`"
 
     def __init__(self, config: FullConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
         super().__init__(config, dataset, ranks)

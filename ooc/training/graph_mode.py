@@ -41,6 +41,7 @@ class GraphMode(LabelMode):
     """Training on the graphs of a split; see `Mode`."""
 
     ranked = True
+    saves_device = "a smaller `batch_size` or `hidden`"
     config: GraphConfig
 
     def __init__(self, config: GraphConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:

@@ -72,6 +72,8 @@ class HistoryMode(PartMode):
                 "divide evenly: start a number of processes that does"
             )
         super().__init__(config, dataset, ranks)
+        # The host's memory has the rows of `AHEAD` batches.
+        self._book_states(self._itemsize * sum(self._widths()), self.loader.budget.batch // AHEAD)
 
     def _make_loader(self) -> HaloLoader:
         """Rows pulled and pushed, and those kept in RAM, have their share of the memory."""
@@ -106,7 +108,7 @@ class HistoryMode(PartMode):
     @property
     def batch_budget(self) -> MemoryPlan:
         """The loader's."""
-        return self.loader.budget
+        return replace(self.loader.budget, device=self.budget.device)
 
     @property
     def pending_bytes(self) -> int:

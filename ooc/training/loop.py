@@ -16,9 +16,11 @@ from typing import Any
 import torch
 
 from ooc.config.base import RunConfig
+from ooc.runtime.device_full import device_full
 from ooc.runtime.keyed_random import Purpose, key
+from ooc.runtime.memory_plan import DevicePlan
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError
+from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.working import scratch_folder
 from ooc.training.callbacks import Callback
 from ooc.training.open_run import nearest_folder, open_run
@@ -51,6 +53,7 @@ def train(
 
     Raises:
         ConfigError: Settings, store or checkpoint do not fit.
+        BudgetError: The memory is too little, or that of the GPU is full.
         KeyboardInterrupt: Ctrl-C; a checkpoint is kept.
 
     >>> train(TrainConfig(store="cora.ooc", out="run", model="gcn"))["metrics"]["test"]["accuracy"]
@@ -58,11 +61,16 @@ def train(
     """
     if grown and not resume:
         raise ConfigError("`grown=True` continues a run whose store has grown: give `resume=True` too")
-    with open_run(config, resume, Watchers([*([watcher] if watcher else []), *callbacks]), grown=grown) as run:
-        run.mode.prepare()
-        with run.measure("training"):
-            fit(run)
-        return run.finish()
+    booked: DevicePlan | None = None
+    try:
+        with open_run(config, resume, Watchers([*([watcher] if watcher else []), *callbacks]), grown=grown) as run:
+            booked = run.mode.budget.device
+            run.mode.prepare()
+            with run.measure("training"):
+                fit(run)
+            return run.finish()
+    except torch.OutOfMemoryError as error:
+        raise BudgetError(device_full(error, booked, mode_of(config).saves_device)) from error
 
 
 def plan(config: RunConfig, nproc: int = 1, bandwidth: int = 0) -> Any:

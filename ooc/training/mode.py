@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, Self
 
@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from ooc.config.base import RunConfig
 from ooc.history.history import Growth
+from ooc.loading.choose_pool import device_plan
 from ooc.planning.over_ranks import RanksPlan, gradients_over_ranks
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
-from ooc.training.build import pick_device, use_tf32
+from ooc.training.build import device_model_bytes, pick_device, use_tf32
 from ooc.training.callbacks import BATCHES, Rate
 from ooc.training.data_parallel import GlobalStep
 from ooc.training.watchers import Watchers
@@ -83,6 +84,9 @@ class Mode(ABC):
     plans_disk: ClassVar[bool] = False
     """whether a plan measures the disk that the run's directory is on"""
 
+    saves_device: ClassVar[str]
+    """what takes less of a GPU's memory, for people: settings that the mode accepts"""
+
     model: nn.Module
     """on the device, its parameters drawn from the seed"""
     monitor: str
@@ -112,6 +116,13 @@ class Mode(ABC):
         if config.tf32:
             use_tf32(self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=False)
+
+    def _book_states(self, row_bytes: int, most: int) -> None:
+        """Book the rows of histories, or of the memory of nodes, that a batch has on the GPU. row_bytes: of a node; most: of a
+        batch, as the host's memory bounds it."""
+        device = device_plan(self.device, None, device_model_bytes(self.config, self.model))
+        if device is not None:
+            self.budget = replace(self.budget, device=device.with_states(min(self.dataset.num_nodes * row_bytes, most)))
 
     @property
     def engine(self) -> str:

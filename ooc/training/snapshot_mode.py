@@ -53,6 +53,7 @@ class SnapshotMode(TimeMode):
 
     config: SnapshotsConfig
     unit = "windows"
+    saves_device = "a shorter `window`, or a smaller `hidden`"
     ranked = True
     model: WindowNet
     loaders: dict[str, ForecastLoader]
@@ -79,6 +80,8 @@ class SnapshotMode(TimeMode):
         self._trained: dict[str, Tensor] | None = None
         self._live: torch.optim.Optimizer | None = None
         self._check_splits(self.borders["train"][1])
+        if made.widths:  # the state of a window's nodes as it is read, in the window's order, and the new one
+            self._book_states(3 * 4 * sum(made.widths), self.budget.window)
 
     def _inputs(self) -> Inputs:
         """What a node is given in a window: features, sums of event columns, an identity."""

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -278,6 +279,30 @@ def test_rows_that_do_not_all_fit_the_device(
     monkeypatch.setattr(DevicePlan, "beside", lambda self, *sizes: replace(beside(self, *sizes), pool=sizes[3] // 3))
     monkeypatch.setattr(_Chooser, "_pays", lambda self, slots: True)
     check_losses(stores, tmp_path, kind)
+
+
+PULLING = {"history": "history.halo", "events": "temporal.node_memory", "windows": "temporal.window_task"}
+
+
+@pytest.mark.parametrize(("kind", "module"), PULLING.items())
+def test_rows_of_histories_and_of_node_memory_are_booked(
+    stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, module: str
+) -> None:
+    pulled, booked, to_device = [], [], import_module(f"ooc.{module}").to_device
+    given = {"store": "multiclass", "hidden": 8, "epochs": 1, "threads": 1, "memory": "3GB", **KINDS[kind]}
+    given["store"] = stores[given["store"]]
+
+    def noted(tensors: Any, device: Any) -> Any:
+        tensors = list(tensors)
+        pulled.append(sum(tensor.nbytes for tensor in tensors))
+        return to_device(tensors, device)
+
+    monkeypatch.setattr(f"ooc.{module}.to_device", noted)
+    monkeypatch.setattr(DevicePlan, "with_states", lambda plan, nbytes: booked.append(nbytes) or replace(plan, states=nbytes))
+    with pretended_cuda():
+        train(class_of(given)(**given, out=tmp_path / "run", device="cuda"))
+    assert len(booked) == 1
+    assert 0 < max(pulled) <= booked[0] <= 40 * max(pulled)
 
 
 def check_losses(stores: dict[str, Path], tmp_path: Path, kind: str) -> None:
