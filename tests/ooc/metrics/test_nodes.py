@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from ooc.metrics import nodes as metrics
 from ooc.metrics.nodes import Loss, Scores, class_weights, metric_names
 from ooc.stores.errors import ConfigError
+from tests.forked import python
 from tests.ooc.process_groups import process_group
 
 RNG = np.random.default_rng(0)
@@ -286,7 +287,7 @@ def test_the_memory_of_scores_does_not_grow_with_the_batch(
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("count", [1024, 10**9])
 @pytest.mark.parametrize("task", ["multiclass", "multilabel"])
-def test_scores_of_many_classes_take_little_memory(task: str, count: int) -> None:
+def test_tensors_of_scores_of_many_classes_are_small(task: str, count: int) -> None:
     """172 classes, 1,024 seeds: a number for each pair of classes and seed would take 242 MB."""
     rng = torch.Generator().manual_seed(0)
     logits = torch.randn(1024, 172, generator=rng)
@@ -297,3 +298,21 @@ def test_scores_of_many_classes_take_little_memory(task: str, count: int) -> Non
         scores.update(logits, labels)
         scores.compute()
     assert largest.nbytes < 25 * 10**6
+
+
+MEASURE = """
+import torch
+from tools.bench.sampled.class_scores import FEW, MANY, measure
+torch.set_num_threads(1)
+for task in ("multiclass", "multilabel"):
+    for count in (FEW, MANY):
+        print(*measure(task, 172, 1024, count, torch.device("cpu")))
+"""
+
+
+@pytest.mark.alone
+def test_scores_of_many_classes_take_little_time_and_memory() -> None:
+    for line in python("-c", MEASURE).stdout.splitlines():
+        update_s, compute_s, nbytes = map(float, line.split())
+        assert update_s + compute_s < 0.05
+        assert nbytes < 100 * 10**6
