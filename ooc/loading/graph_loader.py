@@ -227,7 +227,9 @@ class GraphLoader(EpochLoader):
                 work.batches(units), [collate], self.budget.in_flight // 2, self.prefetch, self._clocks, before=units
             )
             unfinished.pop_all()
-        return batches if self.device is None or self.device.type == "cpu" else on_device(batches, self.device)
+        if self.device is None or self.device.type == "cpu":
+            return batches
+        return on_device(batches, self.device, self._copier_of(None, self.budget.max_batch))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.graphs):,} graphs, {self.batch_size} a batch)"

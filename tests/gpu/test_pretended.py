@@ -92,7 +92,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "windows, roland": {**WINDOWS, "model": "roland"},
     "windows, evolvegcn": {**WINDOWS, "model": "evolvegcn"},
 }
-IN_SHORT = {"sage", "history", "events", "windows", "full"}
+GROWING = {"events": 1, "tgat": 1, "graphmixer": 5}
+"""memory that is page-locked after the first step of a run: later events have a longer past, and their batches are larger"""
+IN_SHORT = {"sage", "history", "events", "windows", "full", "graphs"}
 """kinds that short runs of the tests have too"""
 
 
@@ -159,16 +161,22 @@ class Counted:
     def __init__(self, device: PretendedDevice) -> None:
         self._counts, self.steps = device.counts, []  # type: ignore[var-annotated]
         self.exact: list[ExactStep] = []
+        self.epochs: list[Counter[str]] = []
+        """up to the end of each epoch, scores included"""
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count the steps of runs in the block."""
-        end_step, exact_step, moved = Run.end_step, FullGraph.step, [0]
+        end_step, end_epoch, exact_step, moved = Run.end_step, Run.end_epoch, FullGraph.step, [0]
 
         def counted(run: Run, loss: Tensor) -> None:
             epoch = run.state.epoch
             end_step(run, loss)
             self.steps.append((epoch, self._counts.number.copy()))
+
+        def counted_epoch(run: Run, *given: Any) -> None:
+            end_epoch(run, *given)
+            self.epochs.append(self._counts.number.copy())
 
         def counted_exactly(full: FullGraph, *given: Any) -> float:
             before, moved_before = self._counts.number.copy(), moved[0]
@@ -188,8 +196,13 @@ class Counted:
             for where in (OffloadMemory, OffloadFile):
                 patch.setattr(where, "put", moving(where.put))
             patch.setattr(Run, "end_step", counted)
+            patch.setattr(Run, "end_epoch", counted_epoch)
             patch.setattr(FullGraph, "step", counted_exactly)
             yield
+
+    def of_epoch(self, number: int) -> list[Counter[str]]:
+        """Up to the end of each step of an epoch."""
+        return [each for epoch, each in self.steps if epoch == number]
 
     def most(self, kind: str) -> int:
         """Of one step."""
@@ -262,8 +275,7 @@ def test_runs_on_a_gpu_too_small_for_the_edges_have_the_same_bits(
     assert losses[0] == losses[1]
     assert counted.most(SYNC) <= 1, device.counts.told(SYNC)
     assert counted.most(PAGEABLE) == 0, device.counts.told(PAGEABLE)
-    second = [each for epoch, each in counted.steps if epoch == 1]
-    assert second[0][REGISTERED] == second[-1][REGISTERED], device.counts.told(REGISTERED)
+    assert len({each[REGISTERED] for each in counted.epochs}) == 1, device.counts.told(REGISTERED)
 
 
 @pytest.mark.parametrize("kind", some(KINDS))
@@ -329,5 +341,7 @@ def check_losses(stores: dict[str, Path], tmp_path: Path, kind: str) -> None:
         # One chunk's rows and gradients for each op, if the host adds them up, what autograd keeps, and the loss.
         most = 1 if step.resident else step.ops + step.moved + 1
         assert step.found[SYNC] <= most, counts.told(SYNC)
-    second = [each for epoch, each in counted.steps if epoch == 1]
-    assert second[0][REGISTERED] == second[-1][REGISTERED], counts.told(REGISTERED)
+    first, epochs = ([each[REGISTERED] for each in found] for found in (counted.of_epoch(0), counted.epochs))
+    assert first[-1] - first[0] <= GROWING.get(kind, 0), counts.told(REGISTERED)
+    assert len(epochs) >= 2
+    assert len(set(epochs)) == 1, counts.told(REGISTERED)  # second steps and second scores have the first ones' buffers
