@@ -24,6 +24,9 @@ LEAST_BYTES = 2**20
 """smaller arrays are left to the allocator, which caches them itself"""
 PAGE_BYTES = 4096
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every CUDA context
+_MORE, _PINNED_MORE = 8, 3
+"""A buffer is larger by such a share than what it is made for, as batches differ in size: page-locking a larger one stops all
+that goes on on the GPU"""
 _LOCKED = 712  # cudaErrorHostMemoryAlreadyRegistered
 _owners: dict[tuple[Any, int, int], int] = {}
 """of page-locked memory: (CUDA's functions, address, bytes) -> how many there are"""
@@ -84,7 +87,8 @@ class Buffers:
             buffer = self._waiting(nbytes)
             if buffer is None:
                 room = None if self._max_bytes is None else (self._max_bytes - self.nbytes) // PAGE_BYTES * PAGE_BYTES
-                needed = -(-nbytes * 9 // 8 // PAGE_BYTES) * PAGE_BYTES  # batches differ in size a little
+                more = nbytes // (_PINNED_MORE if self.pinned else _MORE)
+                needed = -(-(nbytes + more) // PAGE_BYTES) * PAGE_BYTES
                 needed = needed if room is None else min(needed, room)
                 if needed < nbytes:
                     self.refused += 1
