@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from ooc.stores.ingest.join import join
     from ooc.stores.integrity import verify
     from ooc.training.callbacks import Callback
-    from ooc.training.infer import NodeRows, WrittenRows, embed, infer
+    from ooc.training.infer import embed, infer
+    from ooc.training.node_rows import NodeRows, WrittenRows
     from ooc.training.rank import rank
     from ooc.training.verbs import plan, train
 
@@ -135,7 +136,7 @@ __getattr__ = lazy_exports(
         "MemoryMeter": "ooc.runtime.memory",
         "HGTLoader": "ooc.loading.neighbor_loader",
         "NeighborLoader": "ooc.loading.neighbor_loader",
-        "NodeRows": "ooc.training.infer",
+        "NodeRows": "ooc.training.node_rows",
         "Plan": "ooc.planning.run_plan",
         "RandomNegatives": "ooc.sampling.negatives",
         "SaintLoader": "ooc.loading.subgraph_loaders",
@@ -145,7 +146,7 @@ __getattr__ = lazy_exports(
         "TgbNegatives": "ooc.sampling.negatives",
         "TopK": "ooc.layerwise.top_k",
         "TrainConfig": "ooc.config.nodes",
-        "WrittenRows": "ooc.training.infer",
+        "WrittenRows": "ooc.training.node_rows",
         "__version__": "ooc.runtime.version",
         "append": "ooc.pyg.change_store",
         "build_model": "ooc.models.builders",

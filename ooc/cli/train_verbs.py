@@ -17,7 +17,7 @@ from ooc.stores.io.remote.url import store_path
 
 if TYPE_CHECKING:
     from ooc.stores.manifest import Manifest
-    from ooc.training.infer import WrittenRows
+    from ooc.training.node_rows import WrittenRows
 
 TRAIN = flags_of_modes(classes(), without=("store", "out"), repeatable=("features", "fanout", "eval_fanout"))
 PLAN = [flag for flag in TRAIN if flag.name != "plan"]

@@ -53,11 +53,11 @@ def widths_of(model: nn.Module, in_channels: int, weighted: bool) -> list[int]:
 
 
 class Turns(NamedTuple):
-    """The batches of a step of which a rank has several. batches: None where another rank has the last one; count: of all
+    """The batches of a step of which a rank has several. batches: None where another rank has the last one; total: of all
     ranks."""
 
     batches: Iterator[Any]
-    count: int
+    total: int
 
 
 class HaloLoader(PartLoader):

@@ -183,11 +183,11 @@ class HistoryMode(PartMode):
         """See `Mode`; of several batches of a step the gradients are those of their mean."""
         if not isinstance(batch, Turns):
             return super().step(batch, share, last)
-        left, mean = batch.count, torch.zeros((), device=self.device)
+        left, mean = batch.total, torch.zeros((), device=self.device)
         for each in batch.batches:
             now = min(left, self.ranks.world_size)
             left -= now
-            mean += super().step(each, share * batch.count / now, last and left == 0).detach() * (now / batch.count)
+            mean += super().step(each, share * batch.total / now, last and left == 0).detach() * (now / batch.total)
         return mean
 
     def loss(self, batch: Any) -> Tensor:

@@ -26,9 +26,10 @@ from ooc.stores.io.atomic import check_absent, remove_tree
 from ooc.stores.io.remote.url import store_path
 from ooc.stores.node_set import NodeSet
 from ooc.training.build import takes_floats
-from ooc.training.infer import ModelOutputs, Store, WrittenRows, agreed, ranks_of_pass
 from ooc.training.link_mode import link_type
+from ooc.training.model_outputs import ModelOutputs, Store, agreed, ranks_of_pass
 from ooc.training.node_mode import feature_reading
+from ooc.training.node_rows import WrittenRows
 from ooc.training.predictions import ROWS_AT_ONCE, check_table, external_ids, write_tables
 
 

@@ -16,8 +16,8 @@ from ooc.models.user_models import forward_batch
 from ooc.sampling.links import EdgeLookup
 from ooc.stores.errors import ConfigError
 from ooc.training.edge_mode import EdgeMode
-from ooc.training.infer import WrittenRows
 from ooc.training.link_mode import LinkMode
+from ooc.training.node_rows import WrittenRows
 from tests.conftest import MakeStore
 from tests.ooc.runs import curve
 from tests.ooc.training.test_link_run import wanted_scores
