@@ -9,6 +9,7 @@ the mean over all workers. It needs `pip install 'ray[train]'`.
 """
 
 import argparse
+import os
 from typing import Any
 
 import ray.train
@@ -58,6 +59,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=1024, help="of a worker")
     parser.add_argument("--memory", default="4GB", help="of a worker")
     a = parser.parse_args()
+    if "://" not in a.store:
+        a.store = os.path.abspath(a.store)  # workers have a folder of their own
     trainer = TorchTrainer(
         train,
         train_loop_config=vars(a),

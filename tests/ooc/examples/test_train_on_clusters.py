@@ -28,7 +28,7 @@ def test_ray_train_with_two_workers(make_store: MakeStore, tmp_path: Path) -> No
     if importlib.util.find_spec("ray") is None:
         pytest.skip("no ray")
     (tmp_path / "train_ray.py").write_text(source("train_ray"))
-    words = [sys.executable, "train_ray.py", str(make_store()), "--workers", "2", "--epochs", "2", "--batch-size", "8"]
+    words = [sys.executable, "train_ray.py", make_store().name, "--workers", "2", "--epochs", "2", "--batch-size", "8"]
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "HOME": str(tmp_path), "RAY_TMPDIR": "/tmp"}
     out = run(words, tmp_path, **quiet, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     assert re.search(r"epoch 1: loss \d\.\d{4}", out)

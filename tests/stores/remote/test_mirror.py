@@ -1,5 +1,6 @@
 """Stores at a URL give what the same stores give on this disk, from a real server that fails, and from the cache."""
 
+import json
 import shutil
 import signal
 from collections.abc import Iterator
@@ -247,6 +248,20 @@ def test_cache_settings_are_for_urls(store: Path, tmp_path: Path) -> None:
         Dataset.open(store, cache="1GB")
     with opened(store) as path:
         assert path == store
+
+
+def test_googles_storage(
+    store: Path, cached: dict[str, Any], conditions: Conditions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a server in its place, which the account names; the bucket is the folder of the store."""
+    with serving(store.parent.parent, conditions) as base:
+        account = {"gcs_base_url": base, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+        (tmp_path / "account.json").write_text(json.dumps(account))
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "account.json"))
+        with Dataset.open(f"gs://{store.parent.name}/{store.name}", **cached) as far, Dataset.open(store) as near:
+            same(far, near)
+        with pytest.raises(StoreError, match=f"there is no store at gs://{store.parent.name}/other.ooc"):
+            Dataset.open(f"gs://{store.parent.name}/other.ooc", **cached)
 
 
 def test_a_file_url_needs_no_server(store: Path, cached: dict[str, Any]) -> None:

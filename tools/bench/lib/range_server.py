@@ -3,7 +3,7 @@
     python -m tools.bench.lib.range_server FOLDER --latency 0.02 --bandwidth 200MB --failures 0.01
 
 Prints its URL, then serves until its standard input is closed. `GET /counts` gives what was asked for so far, as JSON. To a
-client of S3 the folders in FOLDER are buckets; signatures are not looked at, and there is nothing but reading.
+client of S3 or Google's storage the folders in FOLDER are buckets; signatures are not looked at, and objects can only be read.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from ooc.stores.sizes import parse_bytes
 
@@ -129,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=True)
 
     def _answer(self, body: bool) -> None:
-        path = self.path.partition("?")[0]
+        path = unquote(self.path.partition("?")[0])
         with self.server.conditions.request(path) as failure:
             self._found(path, body, failure)
 
