@@ -15,7 +15,8 @@ from ooc.planning.run_plan import Plan
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.working import scratch_folder
-from ooc.training.batch_modes import PARTS_AN_EPOCH, BatchMode
+from ooc.training.batch_mode import BatchMode
+from ooc.training.batch_modes import PARTS_AN_EPOCH
 from ooc.training.loop import PLAN_SECONDS, planning
 from ooc.training.open_run import check_types, open_dataset
 from ooc.training.registry import MODES

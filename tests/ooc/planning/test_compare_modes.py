@@ -9,7 +9,7 @@ import pytest
 from ooc.config.nodes import TrainConfig, in_mode
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.training import loop
-from ooc.training.batch_modes import BatchMode
+from ooc.training.batch_mode import BatchMode
 from ooc.training.compare_modes import compare
 from tests.conftest import MakeStore
 from tests.ooc.planning.test_choose_mode import MODES

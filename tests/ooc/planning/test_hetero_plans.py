@@ -16,7 +16,7 @@ from ooc.runtime.memory_plan import MemoryPlan
 from ooc.stores.build import write_hetero_store
 from ooc.stores.dataset import Dataset
 from ooc.stores.graph import Graph
-from ooc.training import batch_modes, compare_modes, loop
+from ooc.training import batch_mode, compare_modes, loop
 from tests.ooc.runs import configure, curve
 
 COUNTS = {"paper": 1500, "author": 900, "tag": 600}
@@ -59,7 +59,7 @@ def write(path: Path, widths: dict[str, int]) -> Path:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Profiles take a moment."""
-    monkeypatch.setattr(batch_modes, "TRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(batch_mode, "TRAIN_SECONDS", 0.1)
     for place, name in ((loop, "PLAN_SECONDS"), (compare_modes, "PLAN_SECONDS"), (compare_modes, "COMPARE_SECONDS")):
         monkeypatch.setattr(place, name, 0.1)
 

@@ -15,7 +15,7 @@ from torch_geometric.nn import SAGEConv
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, OocError
-from ooc.training import batch_modes, checkpoint
+from ooc.training import batch_mode, checkpoint
 from ooc.training import run as baserun
 from ooc.training.build import make_model
 from ooc.training.checkpoint import read_metrics
@@ -234,14 +234,14 @@ def test_a_second_run_into_a_directory_leaves_the_first_untouched(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, out = make_store(), tmp_path / "run"
-    make_loss = batch_modes.make_loss
+    make_loss = batch_mode.make_loss
 
     def overtaken(*arguments: Any) -> Any:  # the second has found the name free when the first takes it
-        monkeypatch.setattr(batch_modes, "make_loss", make_loss)
+        monkeypatch.setattr(batch_mode, "make_loss", make_loss)
         train(configure(store, out, epochs=1))
         return make_loss(*arguments)
 
-    monkeypatch.setattr(batch_modes, "make_loss", overtaken)
+    monkeypatch.setattr(batch_mode, "make_loss", overtaken)
     with pytest.raises(ConfigError, match="exists already"):
         train(configure(store, out, epochs=2))
     assert json.loads((out / "config.json").read_text())["epochs"] == 1
@@ -284,13 +284,13 @@ def test_validation_of_the_best_model_is_scored_once(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     asked: list[str] = []
-    score = batch_modes.BatchMode.score
+    score = batch_mode.BatchMode.score
 
     def counted(self: Any, split: str, epoch: int) -> Any:
         asked.append(split)
         return score(self, split, epoch)
 
-    monkeypatch.setattr(batch_modes.BatchMode, "score", counted)
+    monkeypatch.setattr(batch_mode.BatchMode, "score", counted)
     store = make_store()
     summary = train(configure(store, tmp_path / "run", epochs=3, eval_splits=["val", "test"], **settings))
     assert asked == ["val", "val", "val", "test"]

@@ -1,0 +1,173 @@
+"""What training on batches of nodes will take: a profile of some batches, and what a run does besides them."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from copy import copy
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from ooc.config.base import RunConfig
+from ooc.config.nodes import TrainConfig
+from ooc.graph.blocks import Subgraph
+from ooc.history.embedding_tables import EmbeddingTables, shares_of_tables, table_row_bytes
+from ooc.layerwise.layerwise_pass import LayerwisePass
+from ooc.layerwise.pass_plan import ram_bytes
+from ooc.layerwise.shape import besides_bytes
+from ooc.loading.base import AHEAD, BatchLoader
+from ooc.loading.neighbor_loader import NeighborLoader
+from ooc.loading.stages import on_disk
+from ooc.models.layers import autocast, evaluating
+from ooc.planning.choose_mode import ModeTraits
+from ooc.planning.run_plan import Plan, RunFacts, Upkeep, plan
+from ooc.planning.run_profile import RunTrial, profile
+from ooc.planning.simulate_history import HistoryShape, table_shape
+from ooc.planning.simulate_superbatches import cost_of
+from ooc.runtime.ranks import ALONE
+from ooc.stores.arrays.joined_rows import JoinedRows
+from ooc.stores.dataset import Dataset
+from ooc.stores.process import resident_bytes
+from ooc.training.build import make_optimizer
+from ooc.training.node_mode import EXACT_FOLDER, NodeMode
+
+LEAST_COVERAGE = 1e-9
+"""a subgraph, where the coefficients of GraphSAINT do not matter"""
+
+
+class BatchPlanning(NodeMode):
+    """The part of `ooc.training.batch_mode.BatchMode` that predicts a run, and says what its mode gives up for that."""
+
+    config: TrainConfig
+    loader: BatchLoader
+    evaluators: dict[str, NeighborLoader]
+    tables: EmbeddingTables
+    table_shapes: dict[str, tuple[int, int]]
+    prefers_exact: ClassVar[bool] = True
+    """whether exact scores are the mode's choice where the settings are open"""
+    loses: ClassVar[bool] = False
+    """whether batches lack something that `met` counts"""
+    traits: ClassVar[ModeTraits]
+
+    @property
+    @abstractmethod
+    def scores_by_layers(self) -> bool:
+        """Whether scores come from layer-wise passes."""
+
+    @abstractmethod
+    def outputs(self, model: torch.nn.Module, batch: Any) -> Tensor:
+        """What a model predicts for the labelled of a batch, where it is scored."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row of features on disk; 0 where they are in memory."""
+        rows = self.loader.strategy.disk_rows
+        return 0 if rows is None else rows.row_bytes
+
+    @property
+    def even_rows(self) -> bool:
+        """Whether all of those rows are of that length; they may differ by node type."""
+        rows = self.loader.strategy.disk_rows
+        return not isinstance(rows, JoinedRows) or rows.even
+
+    @classmethod
+    def planned(cls, config: RunConfig) -> RunConfig:
+        """See `Mode`: neither histories, as large as all hidden rows, nor the counts of many subgraphs are made."""
+        return config.model_copy(update={"history": "zero", "saint_coverage": LEAST_COVERAGE})
+
+    def predict(self, seconds: float, variants: bool) -> Plan:
+        config, each = self.config, self.steps_per_epoch
+        steps = min(config.max_steps or 1 << 62, config.epochs * each)
+        epochs = -(-steps // max(1, each))
+        with torch.random.fork_rng(devices=[]):
+            found = profile(self._trial(min(steps, each), epochs), seconds, variants)
+        scored = self.times_scored(self.evaluators, epochs)
+        upkeep = self.upkeep(steps, found.asked)
+        made = plan(found, self.batch_budget, RunFacts(each, steps, self.row_bytes, scored, upkeep, self.even_rows))
+        return replace(made, reading=self.reading)
+
+    def _trial(self, steps: int, epochs: int) -> RunTrial:
+        """The mode's loaders with a model of their own."""
+        device, other = self.device, self._twin()
+        optimizer = make_optimizer(self.config, other.model)
+
+        def train(batch: Any) -> None:
+            other.model.train()
+            other.tables.ahead((0, batch))
+            other.step(self._placed(batch), 1)
+            other.update(optimizer)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # training waits for every loss too
+
+        def score(batch: Any) -> None:
+            other.tables.look_up((0, batch))
+            with evaluating(other.model), autocast(device, self.config.precision):
+                batch = self._placed(batch)
+                other.tables.pull(batch)
+                self.outputs(other.model, batch)
+
+        return RunTrial(self.loader, self.evaluators, train, score, steps, epochs, self.histories())
+
+    def _placed(self, batch: Any) -> Any:
+        """A batch of a trial on the device, with what is made there."""
+        return self.loader.strategy.stages.load.completed(batch.to(self.device))
+
+    def _twin(self) -> Self:
+        """The mode with another model of the same shape."""
+        other = copy(self)
+        other.ranks = ALONE
+        other.model = self._make_model()
+        other.tables = EmbeddingTables.trial(self.table_shapes, self.config.seed, self.config.optimizer)
+        other.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.precision == "fp16")
+        return other
+
+    def histories(self) -> Sequence[HistoryShape]:
+        """What is known of histories or embedding tables before there are any."""
+        shapes, cost = self.table_shapes, cost_of(self.loader.strategy.stages.load.x)
+        rows = {name: (count, table_row_bytes(width, self.config.optimizer)) for name, (count, width) in shapes.items()}
+        rooms = shares_of_tables(shapes, self.budget.table_rows)
+        return [table_shape(name, *own, rooms[name], AHEAD, cost) for name, own in rows.items()]
+
+    def upkeep(self, steps: int, asked: float) -> Upkeep:
+        """What a run of so many steps does besides batches. asked: nodes of a batch."""
+        epochs = -(-steps // self.steps_per_epoch)
+        emptied = [epoch for epoch in range(1, epochs) if self._empties_memory(epoch)]
+        pool, x = self.loader.pool, self.loader.strategy.stages.load.x
+        filled = {} if pool is None or not on_disk(x) else {"pool": pool.nbytes, "pool_rows": pool.slots.capacity}
+        return Upkeep(
+            fills=len({1, *emptied}) if epochs > 1 else 0,
+            emptied=len(emptied) / max(1, epochs - 1),
+            scan_peak=self._pass_costs(EXACT_FOLDER, None)[0] if self.scores_by_layers else 0,
+            pool_s=filled.get("pool", 0) * cost_of(x).byte_s,
+            **filled,
+        )
+
+    def _empties_memory(self, epochs: int) -> bool:
+        """Whether a layer-wise pass behind so many epochs takes the memory of what batches keep there."""
+        return self.scores_by_layers and (epochs % self.config.eval_every == 0 or epochs == self.config.epochs)
+
+    def _pass_costs(self, folder: str, upto: int | None) -> tuple[int, int, int]:
+        """(the process's bytes at most, bytes read, bytes written) of a layer-wise pass over all nodes."""
+        beside = 0 if upto is not None or self.exact is None else self.exact.beside
+        settings: dict[str, Any] = {"upto": upto, "beside": beside, "budget": self.budget}
+        with closing(LayerwisePass(self.model, self.dataset, self.config.out / folder, **settings)) as scan:
+            whole, under_way = ram_bytes(scan.shape), besides_bytes(scan.shape, self.dataset.graph)
+            taken = whole + min(whole, under_way) if scan.plan.in_ram else scan.plan.memory + under_way
+            most = min(resident_bytes()[0] + taken, self.batch_budget.memory)  # libraries are loaded by the profile
+            return most, *scan.plan.moved(scan.shape)
+
+    @classmethod
+    def choices(cls, dataset: Dataset) -> Iterator[dict[str, Any]]:
+        """Settings to try where they are open, from those that take the most memory on."""
+        yield {}
+
+    @property
+    def weighed(self) -> bool:
+        """Whether what is lost is made up for on average."""
+        return True
+
+    def met(self, subgraph: Subgraph) -> tuple[int, int]:
+        """(what a batch has exactly, of how much): edges, or rows of nodes; where the mode `loses`."""
+        raise NotImplementedError
