@@ -47,6 +47,7 @@ ARMS: dict[str, Settings] = {
     "drift 0.1, no dropout": {**DRIFT, "halo_tolerance": 0.1},
     "drift 0.2, no dropout": {**DRIFT, "halo_tolerance": 0.2},
     "drift 0.3, no dropout": {**DRIFT, "halo_tolerance": 0.3},
+    "drift 0.5, no dropout": {**DRIFT, "halo_tolerance": 0.5},
     "first": {"halo_recompute": "first"},
     "all": {"halo_recompute": "all"},
     "auto": {"halo_recompute": "auto"},
