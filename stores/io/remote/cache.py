@@ -38,7 +38,7 @@ _LOCK_OF_BYTES = struct.Struct("hhqqi4x")
 """struct flock: type, from where, first byte, bytes, process"""
 _POLL_S = 0.005
 _PATIENCE_S = 30.0
-"""how long a chunk is waited for that another process fetches: it may have been stopped"""
+"""how long a chunk is waited for that another process fetches; if that was stopped, none is waited for any more"""
 
 
 def default_folder() -> Path:
@@ -233,8 +233,8 @@ class Presence:
             os.utime(file)
             mapped = np.frombuffer(mmap.mmap(fd, _BOOT_BYTES + chunks), np.uint8)
             self._fd, self._mapped, self._states = fd, mapped, mapped[_BOOT_BYTES:]
-            self._in_vain: set[int] = set()
-            """chunks that were waited for"""
+            self._waits = True
+            """whether others fetch what they have taken, as far as this one knows"""
             boot = np.zeros(_BOOT_BYTES, np.uint8)
             boot[: len(_boot())] = np.frombuffer(_boot(), np.uint8)
             if not (mapped[:_BOOT_BYTES] == boot).all():
@@ -258,7 +258,7 @@ class Presence:
 
     def take(self, number: int) -> bool:
         """Take a missing chunk to fetch it; False if it is there by now, or another opened file of this array has taken it."""
-        if not self._locked(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, number) and number not in self._in_vain:
+        if not self._locked(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, number) and self._waits:
             return False
         if self._states[number] == MISSING:
             return True
@@ -272,11 +272,12 @@ class Presence:
     def wait(self, number: int) -> None:
         """Wait until no other opened file of this array has taken a chunk, or so long that `take` gives it to this one too."""
         until = time.monotonic() + _PATIENCE_S
-        while self._states[number] == MISSING and not self._locked(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, number):
-            if time.monotonic() > until:
-                self._in_vain.add(number)
-                return
+        while self._waits and self._states[number] == MISSING and not self._is_free(number):
+            self._waits = time.monotonic() < until
             time.sleep(_POLL_S)
+
+    def _is_free(self, number: int) -> bool:
+        return self._locked(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, number)
 
     def _locked(self, command: int, kind: int, number: int) -> bool:
         """Whether a lock of a chunk's byte is to be had; also where the file system knows no such locks."""
