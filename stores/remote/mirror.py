@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import zarr
@@ -140,8 +141,13 @@ def opened(path: Any, cache_dir: Path | str | None = None, cache: int | str | No
 
 
 def manifest_at(path: Any) -> names.Manifest:
-    """Return the manifest of the store at a path or URL. Raises as `opened` and `read_manifest` do."""
-    with opened(path) as folder:
+    """Return the manifest of the store at a path or URL, by one request past the cache. Raises as `opened` and `read_manifest`
+    do."""
+    url = store_path(path)
+    if not isinstance(url, StoreUrl):
+        return names.read_manifest(url)
+    with TemporaryDirectory() as folder:
+        Path(folder, _METADATA).write_bytes(_first(client_of(url)))
         return names.read_manifest(folder)
 
 

@@ -22,7 +22,7 @@ from ooc.stores.info import describe
 from ooc.stores.integrity import verify
 from ooc.stores.io.remote.url import StoreUrl
 from ooc.stores.manifest import arrays_of
-from ooc.stores.remote.mirror import CacheSettings, Mirror, opened
+from ooc.stores.remote.mirror import CacheSettings, Mirror, manifest_at, opened
 from tests.conftest import random_edges
 from tests.forked import Python
 from tests.stores.damage import flip, shard
@@ -169,6 +169,15 @@ def test_verify_reads_the_objects_and_not_the_cache(store: Path, url: str, cache
 
 def test_info_is_that_of_the_store(store: Path, url: str, cached: dict[str, Any]) -> None:
     assert describe(url, **cached) == {**describe(store), "path": url}
+
+
+def test_a_manifest_is_read_past_the_cache(
+    store: Path, url: str, conditions: Conditions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert manifest_at(url) == manifest_at(store)
+    assert conditions.asked == ["/s.ooc/zarr.json"]
+    assert not (tmp_path / "home").exists()
 
 
 def test_compacted_stores_are_read_and_appended_ones_refused(store: Path, url: str, cached: dict[str, Any]) -> None:
