@@ -127,8 +127,8 @@ class Dataset:
             raise
         nodes: dict[str, NodeSet] = {}
         try:
-            if mirror is not None and progress is not None:
-                mirror.fill(partial(progress, unit="bytes"))
+            if mirror is not None:
+                mirror.fill(None if progress is None else partial(progress, unit="bytes"))
             edges = {each.key: EdgeSet.open(place, each, engine, in_memory, verify_reads) for each in place.manifest.edge_types}
             replaced = _by_type(features or {}, place)
             for each in place.manifest.node_types:

@@ -13,7 +13,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,12 +27,13 @@ from ooc.stores.arrays.checksums import FOLDER, has_checksums
 from ooc.stores.arrays.zarr_rows import Shards, chunk_keys, open_zarr_rows
 from ooc.stores.errors import ConfigError, StoreError
 from ooc.stores.io.atomic import disk_errors, partial_path, publish
+from ooc.stores.io.remote.array import NoRoom
 from ooc.stores.io.remote.cache import CacheDir, default_folder, mirror_lock
 from ooc.stores.io.remote.client import QUICK_ATTEMPTS, REQUESTS, Client, client_of
 from ooc.stores.io.remote.group import RemoteGroup
 from ooc.stores.io.remote.url import StoreUrl, store_path
 from ooc.stores.manifest import arrays_listed, arrays_of, says_appended
-from ooc.stores.sizes import parse_bytes
+from ooc.stores.sizes import format_bytes, parse_bytes
 
 MIRRORS = "mirrors"
 """folder of the cache with the copies of stores"""
@@ -105,17 +106,22 @@ class Mirror:
         """Whether the store is what it was when it was opened; a request. Raises StoreError as opening does."""
         return _first(client_of(self.url)) == (self.path / _METADATA).read_bytes()
 
-    def fill(self, report: Report) -> None:
-        """Fetch the topology, which is memory-mapped when a data set is opened, and report the progress."""
+    def fill(self, report: Report | None) -> None:
+        """Fetch the topology, which is memory-mapped when a data set is opened, and report the progress.
+
+        Raises StoreError as `RemoteArray.fill` does; if the cache has no room, with what the topology takes in all.
+        """
         root = arrays_of(self.path)
-        for name in arrays_listed(root):
-            if name.startswith("graph/"):
-                rows = open_zarr_rows(root, name, "mmap")
-                try:
-                    if hasattr(rows, "segments"):
-                        rows.segments.fill(partial(report, f"fetch {name}"))
-                finally:
-                    rows.close()
+        listed = [name for name in arrays_listed(root) if name.startswith("graph/")]
+        with ExitStack() as opened:
+            arrays = [(name, opened.enter_context(closing(open_zarr_rows(root, name, "mmap")))) for name in listed]
+            fetched = {name: rows.segments for name, rows in arrays if hasattr(rows, "segments")}
+            try:
+                for name, segments in fetched.items():
+                    segments.fill(None if report is None else partial(report, f"fetch {name}"))
+            except NoRoom as error:
+                total = sum(segments.total for segments in fetched.values())
+                raise StoreError(f"{error}; the topology takes {format_bytes(total)} in all") from None
 
     def close(self) -> None:
         """Let the copy be given up when others need its space; idempotent."""

@@ -31,6 +31,10 @@ POOL = SharedPool("ooc-remote", REQUESTS)
 """threads that wait for one request each"""
 
 
+class NoRoom(StoreError):
+    """What has to be in the cache whole does not fit."""
+
+
 class Source(Protocol):
     """Where objects are read from: a `Client`, or in tests an array in memory."""
 
@@ -165,10 +169,10 @@ class RemoteArray:
                 self._cache.release(size)
         return begin, data
 
-    def _no_room(self) -> StoreError:
+    def _no_room(self) -> NoRoom:
         """What is said if the array has to be in the cache and does not fit."""
         used, limit = self._cache.counts
-        return StoreError(
+        return NoRoom(
             f"{self.name} takes {format_bytes(self.total)} of the cache in {self._cache.folder}, which has "
             f"{format_bytes(max(0, limit - used))} of {format_bytes(limit)} left: give a larger `cache`, or another `cache_dir`"
         )
