@@ -88,8 +88,8 @@ def share_of_batch(config: RunConfig, saved: dict[str, Any], ranks: Ranks) -> tu
     for name, count in was.items():
         if count * before % now:
             raise ConfigError(
-                f"cannot resume {config.out}: its {before} processes had {name} = {count}, {count * before} in all, which "
-                f"{now} do not divide evenly: start a number of processes that does"
+                f"cannot resume {config.out}: its {before} process{'es' * (before != 1)} had {name} = {count}, "
+                f"{count * before} in all, which {now} do not divide evenly: start a number of processes that does"
             )
     share = {name: count * before // now for name, count in was.items()}
     words = ", ".join(f"{name} = {count}" for name, count in share.items() if name != "eval_batch_size")
