@@ -13,6 +13,7 @@ from ooc.fullgraph.program import Placement
 from ooc.fullgraph.value_store import ValueStore
 from ooc.layerwise.device_rows import DeviceRows
 from ooc.layerwise.io_stats import IoStats
+from ooc.layerwise.layerwise_pass import Progress
 from ooc.layerwise.pass_plan import FEATURES
 from ooc.loading.row_pool import RowPool, SlotMap, fits_pool
 from ooc.runtime.memory import Tidy
@@ -26,7 +27,7 @@ def can_be_there(dataset: Dataset) -> bool:
 
 
 class DeviceValueStore(ValueStore):
-    """Values on `device`. It has them all: see `Placement.resident`. The features are there from the first step on."""
+    """Values on `device`. It has them all: see `Placement.resident`. The features are there once `load` has returned."""
 
     def __init__(
         self,
@@ -41,14 +42,15 @@ class DeviceValueStore(ValueStore):
         super().__init__(None, engine, dataset, columns, dtype, stats, tidy)
         self._device, self._dtype = device, torch.float64 if dtype == np.float64 else torch.float32
         self._values: dict[str, DeviceRows] = {}
-        self._pool = RowPool(
-            dataset.stored("x"),
-            dataset.encoding("x"),
-            SlotMap.first(dataset.num_nodes, dataset.num_nodes),
-            device,
-            lambda rows, nbytes: stats.read(nbytes, perf_counter()),
-            engine,
-        )
+        self._copied = 0
+        """rows of features"""
+
+        def read(rows: int, nbytes: int) -> None:
+            stats.read(nbytes, perf_counter())
+            self._copied += rows
+
+        every = SlotMap.first(dataset.num_nodes, dataset.num_nodes)
+        self._pool = RowPool(dataset.stored("x"), dataset.encoding("x"), every, device, read, engine)
         short = dataset.encoding("x").is_short
         self._features = DeviceRows(self._pool.values, self._pool.scale, short, self._dtype)
 
@@ -58,9 +60,17 @@ class DeviceValueStore(ValueStore):
         return 0
 
     def place(self, placement: Placement) -> None:
-        """See `ValueStore.place`; reads the features, if they are not there yet."""
+        """See `ValueStore.place`."""
         self.placement = placement
-        self._pool.fill(lambda: False)
+
+    def load(self, progress: Progress) -> None:
+        """Read the features, if they are not there yet; goes on where `progress` ended it."""
+
+        def reported() -> bool:
+            progress("features", self._copied, self._nodes)
+            return False
+
+        self._pool.fill(reported)
 
     def device_rows(self, name: str) -> DeviceRows:
         """See `RowStore.device_rows`; made where there are none."""

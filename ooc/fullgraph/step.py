@@ -180,13 +180,19 @@ class FullGraph:
         the features' type. measured: bytes of what autograd keeps, by value, where they are known."""
         if not self.on_gpu or not self.ranks.alone or not can_be_there(self.dataset):
             return None
-        kept, making = device_edge_bytes(self.shape) if self.shape.has_sums else (0, 0)
+        _, making = device_edge_bytes(self.shape) if self.shape.has_sums else (0, 0)
         rows = sum(value.nbytes for value in self.program.values if value.kind in ("rows", "sums", "gradient"))
         saved = [value for value in self.program.values if value.kind == "saved"]
         rows += sum(measured.get(value.name, _UNMEASURED * value.nbytes) for value in saved) + device_sum_bytes(self.shape)
-        need = self.shape.num_nodes * self.shape.x_bytes + kept + max(rows, making)
+        need = sum(self.copied_bytes) + max(rows, making)
         there = Placement(dict.fromkeys((value.name for value in self.program.values), TensorPlacement.DEVICE))
         return there if need <= self.device_room else None
+
+    @property
+    def copied_bytes(self) -> tuple[int, int]:
+        """(of features, of edges) where they are on the GPU."""
+        edges = device_edge_bytes(self.shape)[0] if self.shape.has_sums else 0
+        return self.shape.num_nodes * self.shape.x_bytes, edges
 
     def _default(self) -> Placement:
         if (found := self.resident()) is not None:
@@ -207,7 +213,7 @@ class FullGraph:
         """Copy features and edges to the GPU, if they are to be there and are not; the first step would."""
         placement = self._bounded(self.placement)
         if placement.resident:
-            self._open_scans(self._placed(placement), progress)
+            self._open_scans(self._placed(placement, progress), progress)
 
     def step(self, loss: LossOf, progress: Progress = lambda what, done, total: None) -> float:
         """One step over the whole graph: the loss; its gradient is added to the parameters' `.grad`.
@@ -223,7 +229,7 @@ class FullGraph:
         if self._offload is not None:
             self._offload.begin()
         placement = self._bounded(self.placement)
-        store = self._placed(placement)
+        store = self._placed(placement, progress)
         scans, log = self._open_scans(store, progress), None
         # Ranks are not killed at the same op: they begin the step anew, as does one whose values are on the GPU alone.
         if self._folder is not None and self.ranks.alone and not placement.resident:
@@ -258,23 +264,24 @@ class FullGraph:
         asked = {name: placement.ranges.get(name, gathered_share(self.room)) for name in gathering}
         return replace(placement, ranges={name: min(nbytes, self._ranges) for name, nbytes in asked.items()})
 
-    def _placed(self, placement: Placement) -> ValueStore:
+    def _placed(self, placement: Placement, progress: Progress) -> ValueStore:
         """Where values stand from now on: in the host's memory and on disk, or all on the GPU."""
         if placement != self._placed_before:
             self._constant.clear()
             self._close_scans()
-        self._placed_before, store = placement, self._store_of(placement)
+        self._placed_before, store = placement, self._store_of(placement, progress)
         store.place(placement)
         store.frees = self.disk is not None and self._disk_bytes > self.disk
         return store
 
-    def _store_of(self, placement: Placement) -> ValueStore:
+    def _store_of(self, placement: Placement, progress: Progress) -> ValueStore:
         if not placement.resident:
             self._close_there()
             return self.store
         if self._there is None:
             self.store.make_room()
             self._there = self._make_there()
+        self._there.load(progress)
         return self._there
 
     def _open_scans(self, store: ValueStore, progress: Progress) -> NodeScans:
@@ -283,7 +290,8 @@ class FullGraph:
             if store is self.store:
                 tiles = open_tiles(self.dataset, store.files("edges"), self.shape, self.traffic, progress, back=True)
             made = self.dataset, self.shape, store, tiles, self.traffic, device_of(self.model)
-            self._scans = NodeScans(*made, keyed=True, numbering=self.numbering, there=store is not self.store)
+            there = None if store is self.store else lambda done: progress("edges", done, self.shape.num_edges)
+            self._scans = NodeScans(*made, keyed=True, numbering=self.numbering, there=there)
         return self._scans
 
     def _close_scans(self) -> None:

@@ -66,8 +66,9 @@ class NodeChunk(NamedTuple):
 
 class NodeScans:
     """Scans of all nodes. tiles: the edges, of a graph whose layers sum; and the transposed ones, where sums go back. keyed:
-    whether dropout needs to know which edges a range has. numbering: of the nodes in the whole graph. there: whether the store
-    has all rows on the device; then the edges are there too, both ways, without tiles, and sums are made there."""
+    whether dropout needs to know which edges a range has. numbering: of the nodes in the whole graph. there: given where the
+    store has all rows on the device: the edges are there too, both ways, without tiles, and sums are made there. It is told how
+    many edges were copied."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class NodeScans:
         *,
         keyed: bool = False,
         numbering: Numbering = WHOLE,
-        there: bool = False,
+        there: Callable[[int], None] | None = None,
     ) -> None:
         self._numbering = numbering
         self._dataset, self.graph, self._shape, self._store = dataset, dataset.graph, shape, store
@@ -90,12 +91,16 @@ class NodeScans:
         self._whole: dict[int, RangeOfNodes] = {}
         self.sum_bytes = 0
         """of memory that the sums of the range under way take, beside values"""
-        self._there = self._copied_edges() if there and shape.has_sums else None
+        self._there = self._copied_edges(there) if there is not None and shape.has_sums else None
 
-    def _copied_edges(self) -> DeviceSums:
+    def _copied_edges(self, copied: Callable[[int], None]) -> DeviceSums:
+        def slots(first: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
+            copied(int(self.graph.indptr[first]))
+            return self._slots(first, stop)
+
         kinds = {layer.kind for layer in self._shape.layers if layer.kind is not None}
         made = self._store.dtype, self._device, CHUNK_ROWS
-        return DeviceSums(self.graph, self._slots, kinds, *made, undirected=self._dataset.manifest.undirected)
+        return DeviceSums(self.graph, slots, kinds, *made, undirected=self._dataset.manifest.undirected)
 
     def close(self) -> None:
         """End the threads; idempotent."""

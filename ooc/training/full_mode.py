@@ -161,6 +161,13 @@ class FullMode(NodeMode):
         self.budget = replace(self.budget, device=replace(device, pool=0, activations=chunk + device.pool))
         return device.pool
 
+    def _book_copies(self) -> None:
+        """Book features and edges by themselves, where they are on the GPU."""
+        device, (features, edges) = self.budget.device, self.full.copied_bytes
+        if device is not None and self.full.placement.resident:
+            left = device.activations - features - edges
+            self.budget = replace(self.budget, device=replace(device, pool=features, topology=edges, activations=left))
+
     @property
     def seeds_per_step(self) -> int:
         return self.dataset.num_nodes
@@ -173,6 +180,7 @@ class FullMode(NodeMode):
             self.choice.keep(config.out)
             run.watchers.note(str(self.choice))
         self.plan = _place(config, full, config.out, self.split_loss)
+        self._book_copies()
         exact = _scores_beside(full, config.out / EXACT_FOLDER, self.engine, self.task)
         self.exact = self.opened.enter_context(closing(exact))
         beside = self.exact.memory_bytes

@@ -16,7 +16,9 @@ from ooc.fullgraph.program import Placement, TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.sizes import format_bytes
 from ooc.training.loop import train
+from ooc.training.watchers import LineWatcher
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import LossOf, agree, cut_into, gradients, make, store_of, whole
 from tests.ooc.runs import KillAt, Killed, curve
@@ -148,3 +150,47 @@ def test_a_hub_that_the_gpu_has_no_memory_for_is_refused_with_what_would_do(make
         model = make("gat").to("cuda")
         with pytest.raises(BudgetError, match=r"in-edges of node .* of GPU memory in a layer .*: give .* more"):
             FullGraph(model, ds, tmp_path / "few", room=ROOM, device_memory=1000)
+
+
+class Noted(LineWatcher):
+    """The notes of a run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_features_and_edges_on_the_gpu_are_booked(make_store: MakeStore, tmp_path: Path) -> None:
+    store, watcher = make_store(num_nodes=300, num_edges=2000), Noted()
+    settings: dict[str, Any] = {"model": "sage", "layers": 2, "hidden": 8, "epochs": 2, "memory": "3GB", "gpu_memory": "1GB"}
+    with pretended_cuda():
+        train(FullConfig(store=store, out=tmp_path / "run", device="cuda", **settings), watcher=watcher)
+    with Dataset.open(store) as ds:
+        features, edges = 300 * ds.stored("x").row_bytes, 2 * (4 * len(ds.graph.indices) + 8 * 301)
+    (division,) = [note for note in watcher.notes if note.startswith("memory")]
+    sizes = {line[:-8].strip(): line[-8:].strip() for line in division.splitlines()}
+    assert sizes["GPU feature rows"] == format_bytes(features)
+    assert sizes["GPU edges"] == format_bytes(edges)
+
+
+def test_what_is_copied_to_the_gpu_is_reported_and_copied_once(make_store: MakeStore, tmp_path: Path) -> None:
+    told: list[str] = []
+    with Dataset.open(store_of(make_store)) as ds, pretended_cuda():
+        model = make("gcn").to("cuda")
+        with closing(FullGraph(model, ds, tmp_path / "full", room=ROOM, device_memory=MUCH)) as full:
+
+            def interrupting(what: str, done: int, total: int) -> None:
+                told.append(what)
+                if what == "edges":
+                    raise KeyboardInterrupt
+
+            with pytest.raises(KeyboardInterrupt):
+                full.load(interrupting)
+            full.load(lambda what, done, total: told.append(what))
+            assert set(told) == {"features", "edges"}
+            told.clear()
+            full.step(LossOf(ds), lambda what, done, total: told.append(what))
+            assert not {"features", "edges"} & set(told)
