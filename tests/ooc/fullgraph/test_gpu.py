@@ -22,7 +22,7 @@ from ooc.training.watchers import LineWatcher
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import LossOf, agree, cut_into, gradients, make, store_of, whole
 from tests.ooc.runs import KillAt, Killed, curve
-from tests.pretended_cuda import pretended_cuda
+from tests.pretended_cuda import SYNC, pretended_cuda
 
 ROOM, MUCH = 800_000, 10**8
 MORE = ("gcn", "gin", "gcnii")
@@ -194,3 +194,28 @@ def test_what_is_copied_to_the_gpu_is_reported_and_copied_once(make_store: MakeS
             told.clear()
             full.step(LossOf(ds), lambda what, done, total: told.append(what))
             assert not {"features", "edges"} & set(told)
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
+def test_a_step_waits_once_or_for_each_chunk_and_operation(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: list[int], name: str
+) -> None:
+    chunks = 5
+    cut_into(chunks, monkeypatch)
+    with Dataset.open(store_of(make_store)) as ds, pretended_cuda() as device:
+        model = make(name, norm="batch").to("cuda")
+        for where in (TensorPlacement.DEVICE, TensorPlacement.RECOMPUTED, TensorPlacement.RETAINED):
+            with closing(FullGraph(model, ds, tmp_path / where, room=ROOM, device_memory=MUCH)) as full:
+                resident = where is TensorPlacement.DEVICE
+                if not resident:
+                    saved = {v.name: where for v in full.program.values if v.kind == "saved"}
+                    rest = {v.name: TensorPlacement.RETAINED for v in full.program.values}
+                    full.placement = Placement(rest | saved)
+                full.load()
+                ops = len(full.program.ops) + (where is TensorPlacement.RECOMPUTED) * len(full.program.forward)
+                for _ in range(2):
+                    copied.clear()
+                    before = device.counts[SYNC]
+                    full.step(LossOf(ds))
+                    most = 1 if resident else chunks * ops + len(copied) + 1
+                    assert device.counts[SYNC] - before <= most, device.counts.told(SYNC)

@@ -1,6 +1,9 @@
 """Edges in page-locked memory of the host: locked once for all that read them, whatever array they come in."""
 
 import gc
+import sys
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -67,3 +70,18 @@ def test_edges_that_cannot_be_locked_where_they_are_are_copied(how: str) -> None
         assert given.ctypes.data not in device.locked
         np.testing.assert_array_equal(read(edges, slot), given[slot])
         np.testing.assert_array_equal(edges[slot.to(CUDA)[::3]].cpu().numpy(), given[slot[::3]])
+
+
+def test_the_kernel_refuses_tensors_with_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Triton is not installed: it is asked before the kernel is started."""
+    language = SimpleNamespace(constexpr=int)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(jit=lambda **_: lambda kernel: kernel, language=language))
+    monkeypatch.setitem(sys.modules, "triton.language", language)
+    monkeypatch.delitem(sys.modules, "ooc.sampling.triton_reads", raising=False)
+    read = import_module("ooc.sampling.triton_reads").read
+    monkeypatch.delitem(sys.modules, "ooc.sampling.triton_reads")
+    numbers, slot = torch.arange(9, dtype=torch.int32), torch.arange(8)
+    for given in ((numbers[::2], slot), (numbers, slot[::2])):
+        with pytest.raises(ValueError, match="not with strides of"):
+            read(*given)
+    assert read(numbers, slot[:0]).tolist() == []
