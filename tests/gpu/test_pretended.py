@@ -238,6 +238,18 @@ def test_outputs_of_all_nodes_are_computed_on_the_device(trained: Any, kind: str
     assert operations > 4
 
 
+@pytest.mark.slow
+def test_destinations_are_ranked_by_rows_computed_on_the_device(trained: Any, tmp_path: Path) -> None:
+    run, store = trained("links")
+    with pretended_cuda() as device:
+        for name in ("cpu", "cuda"):
+            before = device.counts[OPERATION]
+            ooc.rank(run, store, tmp_path / f"{name}.csv", k=3, device=name)
+            assert (device.counts[OPERATION] > before) == (name == "cuda")
+    found, wanted = (np.loadtxt(tmp_path / f"{name}.csv", delimiter=",", skiprows=1) for name in ("cuda", "cpu"))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("model", some(["sage", "gcn", "gat"], {"gat"}))
 def test_runs_sampled_on_the_device_have_the_same_bits(stores: dict[str, Path], tmp_path: Path, model: str) -> None:
     given = {**HOPS, "model": model, "store": stores["multiclass"], "in_memory": True, "hidden": 8, "epochs": 2, "threads": 1}
