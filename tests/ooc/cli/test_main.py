@@ -253,6 +253,12 @@ def test_interrupts_and_full_disks_are_one_line(
     assert "out of memory" in fails(capsys, *command)
     raising(torch.OutOfMemoryError("CUDA out of memory. Tried"))
     assert "CUDA" in fails(capsys, *command)
+    raising(
+        torch.OutOfMemoryError("Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free. ")
+    )
+    said = fails(capsys, *command)
+    assert "2.15 GB were asked for, and 1.07 GB of 8.59 GB are free" in said
+    assert "--gpu-memory" not in said  # not every verb has it
     raising(KeyboardInterrupt())
     assert main([str(word) for word in command]) == 130
     assert capsys.readouterr().err.count("\n") == 1
