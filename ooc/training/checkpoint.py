@@ -57,6 +57,11 @@ def load(run_dir: Path, name: str = CHECKPOINT) -> dict[str, Any] | None:
     return state
 
 
+def nearest_folder(path: Path) -> Path:
+    """The nearest folder above `path` that there is: its disk is that of what will be there."""
+    return next(folder for folder in Path(path).resolve().parents if folder.is_dir())
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replace a JSON file atomically. Raises StoreError where the disk refuses."""
     write_file(path, json.dumps(value, indent=2, default=str).encode() + b"\n")

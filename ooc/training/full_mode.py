@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,7 @@ class FullMode(NodeMode):
         config, ranks = self.config, self.ranks
         if config.halo_recompute != "auto":
             return fixed_choice(config.halo_recompute)
-        asked = {"store": self.dataset.fingerprint, "processes": ranks.world_size, "halo": config.halo}
+        asked = {"store": self.dataset.fingerprint, "processes": ranks.world_size, "halo": asdict(_halo_of(config))}
         asked |= {"bandwidth": config.halo_bandwidth}
         kept: HaloChoice | None = ranks.decided(lambda: kept_choice(config.out, asked))
         if kept is not None:
@@ -149,7 +149,7 @@ class FullMode(NodeMode):
         def trial(folder: Path) -> FullGraph:
             return self._opened(folder, recompute_none)
 
-        return measured_choice(trial, ranks, config.out.parent, _halo_of(config), bandwidth, asked)
+        return measured_choice(trial, ranks, checkpoint.nearest_folder(config.out), _halo_of(config), bandwidth, asked)
 
     def _device_memory(self) -> int:
         """Bytes of the GPU for what stays there; booked as activations. Raises BudgetError where a chunk alone is too much."""

@@ -23,7 +23,8 @@ from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.working import scratch_folder
 from ooc.training.callbacks import Callback
-from ooc.training.open_run import nearest_folder, open_run
+from ooc.training.checkpoint import nearest_folder
+from ooc.training.open_run import open_run
 from ooc.training.registry import mode_of
 from ooc.training.run import Run
 from ooc.training.watchers import Watchers

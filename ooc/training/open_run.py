@@ -48,7 +48,7 @@ def open_run(
         given = config
         config, resume, saved, began = ranks.decided(lambda: beginning(given, resume, ranks.world_size))
         if not ranks.first:
-            own = opened.enter_context(scratch_folder(nearest_folder(config.out), f"ooc-rank-{ranks.rank}"))
+            own = opened.enter_context(scratch_folder(checkpoint.nearest_folder(config.out), f"ooc-rank-{ranks.rank}"))
             config, watchers, resume = config.model_copy(update={"out": own / "run"}), Watchers([]), False
         run_dir = opened.enter_context(kept_if_started(checkpoint.RunDir(config.out, resume)))
         limit = None if config.memory is None else parse_bytes(config.memory, "memory")
@@ -109,11 +109,6 @@ def notes_of_ranks(ranks: Ranks) -> list[str]:
         else "one on this host, which has its disk for itself; `memory` is that of one of them"
     )
     return [f"{ranks.world_size} processes train together, {shared}"]
-
-
-def nearest_folder(path: Path) -> Path:
-    """The nearest folder above `path` that there is: its disk is that of what will be there."""
-    return next(folder for folder in Path(path).resolve().parents if folder.is_dir())
 
 
 @contextmanager

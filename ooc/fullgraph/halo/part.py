@@ -8,7 +8,7 @@ from typing import Literal
 from ooc.fullgraph.halo.cuts import balanced_cuts
 from ooc.fullgraph.halo.exchange import HaloExchange, HaloLists, SampledHalo
 from ooc.fullgraph.halo.local_graph import LocalDataset
-from ooc.fullgraph.halo.reach import Choose, InEdges, Ints, reach_of
+from ooc.fullgraph.halo.reach import Choose, HaloEdges, Ints, reach_of
 from ooc.fullgraph.halo.stale import StaleHalo
 from ooc.layerwise.numbering import WHOLE, Numbering
 from ooc.layerwise.pass_plan import FEATURES, ModelShape
@@ -76,7 +76,7 @@ def part_of(dataset: Dataset, ranks: Ranks, folder: Path | None, shape: ModelSha
     first, stop = starts[ranks.rank : ranks.rank + 2].tolist()
 
     def local() -> LocalDataset:
-        edges = InEdges(dataset)
+        edges = HaloEdges(dataset)
         halo = edges.outside(first, stop)
         return LocalDataset(dataset, reach_of(edges, first, stop, halo, len(shape.layers), shape.mapped, choose), folder)
 

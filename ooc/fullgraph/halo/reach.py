@@ -25,7 +25,7 @@ Mask = NDArray[np.bool_]
 _SLOTS_AT_ONCE = 1 << 20
 
 
-class InEdges:
+class HaloEdges:
     """The in-edges of any nodes of a data set, read a bounded number at a time."""
 
     def __init__(self, dataset: Dataset) -> None:
@@ -69,7 +69,7 @@ def slots_of(indptr: Any, node: Ints) -> Iterator[tuple[Ints, Ints]]:
 
 
 @dataclass(frozen=True)
-class Candidates:
+class HaloCandidates:
     """Rows of the halo, of which it is asked whether they are recomputed.
 
     level: the layer that reads them; node: int64[n], ids, ascending; degree: int64[n], in-edges.
@@ -78,7 +78,7 @@ class Candidates:
     level: int
     node: Ints
     degree: Ints
-    edges: InEdges
+    edges: HaloEdges
     here: Callable[[Ints], Mask]
     """whether nodes are in the range, or in the halo anyway"""
 
@@ -90,21 +90,21 @@ class Candidates:
         return found
 
 
-Choose = Callable[[Candidates], Mask]
+Choose = Callable[[HaloCandidates], Mask]
 """which of some rows are recomputed: bool[n]. Deterministic; a later layer is asked about before an earlier one"""
 
 
-def recompute_none(rows: Candidates) -> Mask:
+def recompute_none(rows: HaloCandidates) -> Mask:
     """All rows are sent."""
     return np.zeros(len(rows.node), np.bool_)
 
 
-def recompute_first(rows: Candidates) -> Mask:
+def recompute_first(rows: HaloCandidates) -> Mask:
     """What the first layer reads follows from features alone; all else is sent."""
     return np.full(len(rows.node), rows.level == 0)
 
 
-def recompute_all(rows: Candidates) -> Mask:
+def recompute_all(rows: HaloCandidates) -> Mask:
     """Nothing is sent."""
     return np.ones(len(rows.node), np.bool_)
 
@@ -138,7 +138,7 @@ class Reach:
         return self.node[self.count : self.count + count]
 
 
-def reach_of(edges: InEdges, first: int, stop: int, halo: Ints, layers: int, mapped: bool, choose: Choose) -> Reach:
+def reach_of(edges: HaloEdges, first: int, stop: int, halo: Ints, layers: int, mapped: bool, choose: Choose) -> Reach:
     """The nodes that a rank computes on.
 
     Args:
@@ -158,7 +158,7 @@ def reach_of(edges: InEdges, first: int, stop: int, halo: Ints, layers: int, map
         more = rest[:0]
         if level > 0 or mapped:
             here = _Within(first, stop, halo)
-            more = rest[choose(Candidates(level, rest, edges.degree(rest), edges, here))]
+            more = rest[choose(HaloCandidates(level, rest, edges.degree(rest), edges, here))]
         order.append(more)
         chosen = np.union1d(chosen, more)
         recomputed[level] = len(chosen)

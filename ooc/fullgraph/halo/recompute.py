@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.fullgraph.halo.reach import (
-    Candidates,
     Choose,
-    InEdges,
+    HaloCandidates,
+    HaloEdges,
     Ints,
     Mask,
     Reach,
@@ -112,7 +112,7 @@ class ByCost:
 
     costs: tuple[LayerCost, ...]
 
-    def __call__(self, rows: Candidates) -> Mask:
+    def __call__(self, rows: HaloCandidates) -> Mask:
         """See `Choose`."""
         cost, earlier = self.costs[rows.level], self.costs[: rows.level]
         if not earlier:
@@ -141,7 +141,7 @@ class RankRows:
     received: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, reach: Reach, edges: InEdges, starts: Ints) -> "RankRows":
+    def of(cls, reach: Reach, edges: HaloEdges, starts: Ints) -> "RankRows":
         """Of the nodes that a rank computes on. starts: int64[K + 1], the ranges of nodes."""
         most = max(reach.recomputed, default=0)
         before = np.concatenate([[0], np.cumsum(edges.degree(reach.node[reach.count : reach.count + most]))])
@@ -200,7 +200,7 @@ class _AllWithin:
     def __init__(self, costs: Sequence[LayerCost], seconds: float) -> None:
         self._costs, self._left = costs, seconds
 
-    def __call__(self, rows: Candidates) -> Mask:
+    def __call__(self, rows: HaloCandidates) -> Mask:
         cost = self._costs[rows.level]
         self._left -= cost.row * len(rows.node) + cost.edge * float(rows.degree.sum())
         if self._left < 0:
@@ -212,7 +212,7 @@ class HaloRows:
     """What a rank has of the halo, whichever rows are recomputed. starts: int64[K + 1], the ranges of nodes."""
 
     def __init__(self, dataset: Dataset, starts: Ints, rank: int, shape: ModelShape) -> None:
-        self._edges, self._starts = InEdges(dataset), starts
+        self._edges, self._starts = HaloEdges(dataset), starts
         self._first, self._stop = starts[rank : rank + 2].tolist()
         self._halo = self._edges.outside(self._first, self._stop)
         self._layers, self._mapped = len(shape.layers), shape.mapped

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ooc.fullgraph.halo.cuts import NODE_EDGES, balanced_cuts
 from ooc.fullgraph.halo.exchange import drawn
 from ooc.fullgraph.halo.local_graph import LocalDataset
-from ooc.fullgraph.halo.reach import InEdges, reach_of, recompute_none
+from ooc.fullgraph.halo.reach import HaloEdges, reach_of, recompute_none
 from ooc.fullgraph.halo.recompute import RankRows
 from ooc.graph.aggregation import gcn_factors
 from ooc.stores.dataset import Dataset
@@ -43,7 +43,7 @@ def test_a_part_has_the_edges_and_degrees_of_the_whole_graph(
         whole, starts = ds.graph, balanced_cuts(ds.graph.indptr, 3)
         for rank in range(3):
             first, stop = starts[rank : rank + 2].tolist()
-            edges = InEdges(ds)
+            edges = HaloEdges(ds)
             reach = reach_of(edges, first, stop, edges.outside(first, stop), 2, True, recompute_none)
             part = LocalDataset(ds, reach, tmp_path / f"{rank}")
             assert isinstance(part.graph.indices, np.memmap) is bool(memory)

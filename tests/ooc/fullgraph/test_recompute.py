@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ooc.fullgraph.halo import exchange
 from ooc.fullgraph.halo.part import HaloSettings
-from ooc.fullgraph.halo.reach import Candidates, Choose, Mask, recompute_all, recompute_first, recompute_none
+from ooc.fullgraph.halo.reach import Choose, HaloCandidates, Mask, recompute_all, recompute_first, recompute_none
 from ooc.fullgraph.program import Placement, TensorPlacement
 from ooc.fullgraph.step import FullGraph
 from ooc.runtime.ranks import ALONE, Ranks
@@ -41,7 +41,7 @@ class AnyRows:
     def __init__(self, share: float, seed: int) -> None:
         self._share, self._seed = share, seed
 
-    def __call__(self, rows: Candidates) -> Mask:
+    def __call__(self, rows: HaloCandidates) -> Mask:
         key = [self._seed, rows.level, len(rows.node), int(rows.node.sum())]
         found: Mask = np.random.default_rng(key).random(len(rows.node)) < self._share
         return found

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.fullgraph.halo.cuts import balanced_cuts
-from ooc.fullgraph.halo.reach import InEdges, Reach, reach_of, recompute_all, recompute_first, recompute_none
+from ooc.fullgraph.halo.reach import HaloEdges, Reach, reach_of, recompute_all, recompute_first, recompute_none
 from ooc.fullgraph.halo.recompute import (
     ByCost,
     HaloRows,
@@ -49,7 +49,7 @@ def in_memory(graph: Graph) -> Dataset:
 
 
 def reached(graph: Graph, rank: int, ranks: int, layers: int, mapped: bool, choose: Any) -> Reach:
-    edges, (first, stop) = InEdges(in_memory(graph)), balanced_cuts(graph.indptr, ranks)[rank : rank + 2].tolist()
+    edges, (first, stop) = HaloEdges(in_memory(graph)), balanced_cuts(graph.indptr, ranks)[rank : rank + 2].tolist()
     return reach_of(edges, first, stop, edges.outside(first, stop), layers, mapped, choose)
 
 
@@ -88,7 +88,7 @@ def additive(rows: RankRows, costs: Sequence[LayerCost]) -> float:
 @settings(deadline=None)
 @given(graphs(), st.integers(2, 4), costs_of)
 def test_rows_are_recomputed_only_where_that_takes_less(graph: Graph, ranks: int, costs: tuple[LayerCost, ...]) -> None:
-    edges, starts = InEdges(in_memory(graph)), balanced_cuts(graph.indptr, ranks)
+    edges, starts = HaloEdges(in_memory(graph)), balanced_cuts(graph.indptr, ranks)
     for rank in range(ranks):
         taken = [
             additive(RankRows.of(reached(graph, rank, ranks, len(costs), True, choose), edges, starts), costs)
@@ -102,7 +102,7 @@ def test_low_degrees_are_recomputed_and_hubs_sent() -> None:
     sources = [[2], list(range(2, 12)), *[[0, 1]] * 10]
     indptr = np.concatenate([[0], np.cumsum([len(each) for each in sources])]).astype(np.int64)
     graph = Graph.from_arrays(indptr, np.array([node for each in sources for node in each], np.int64))
-    edges = InEdges(in_memory(graph))
+    edges = HaloEdges(in_memory(graph))
     costs = (LayerCost(0.1, 0.0, 10.0), LayerCost(1.0, 1.0, 5.0))
     reach = reach_of(edges, 2, 12, edges.outside(2, 12), 2, True, ByCost(costs))
     assert reach.node[10:].tolist() == [0, 1]

@@ -98,20 +98,20 @@ def test_what_is_recomputed_is_chosen_once_a_run(make_store: MakeStore, tmp_path
     store = make_store(num_nodes=203, num_edges=1500)
     flags = ["--model", "gcn", "--halo-recompute"]
     expected, _ = trained(1, store, tmp_path / "one", "--model", "gcn")
-    bytes_sent = {}
+    bytes_sent, runs = {}, tmp_path / "runs"  # which is not there yet
     for name, more in (("none", []), ("first", []), ("all", []), ("auto", ["--halo-bandwidth", "1KB"])):
-        losses, summary = trained(2, store, tmp_path / name, *flags, name, *more)
+        losses, summary = trained(2, store, runs / name, *flags, name, *more)
         assert losses == pytest.approx(expected, abs=1e-6)
         bytes_sent[name] = summary["full"]["bytes_exchanged"]
         assert (summary["full"]["rows_recomputed"] > 0) is (name != "none")
     assert bytes_sent["none"] > bytes_sent["first"] > bytes_sent["all"] == 0
     assert bytes_sent["auto"] == 0, "a thousand bytes a second are few"
-    kept = json.loads((tmp_path / "auto" / "halo.json").read_text())
+    kept = json.loads((runs / "auto" / "halo.json").read_text())
     assert kept["name"] in ("by cost", "all")
     assert min(kept["ways"], key=lambda way: float(way["seconds"]))["name"] == kept["name"]
-    (tmp_path / "auto" / "halo.json").write_text(json.dumps({**kept, "name": "none"}))
+    (runs / "auto" / "halo.json").write_text(json.dumps({**kept, "name": "none"}))
     more = ["--resume", "--epochs", "3", "--halo-bandwidth", "1KB"]
-    resumed, summary = trained(2, store, tmp_path / "auto", *flags, "auto", *more)
+    resumed, summary = trained(2, store, runs / "auto", *flags, "auto", *more)
     assert len(resumed) == 3
     assert summary["full"]["rows_recomputed"] == 0, "by what the run began with"
 
