@@ -51,11 +51,9 @@ def _ranks(plan: RanksPlan | None) -> list[Table | Text]:
     for each in plan.exchanges:
         table.add_row(f"an epoch, halo {each.halo}", f"{format_bytes(each.nbytes)} sent, {each.seconds:.3g} s")
     for way in plan.ways:
-        texts = f"{format_bytes(way.nbytes)} sent", f"{way.recomputed:,} rows computed again", f"{way.seconds:.3g} s"
-        chosen = way.name == plan.chosen
-        table.add_row(
-            f"an epoch, recompute {way.name}" + " (chosen)" * chosen, ", ".join(texts), style="bold" if chosen else None
-        )
+        chosen, texts = way.name == plan.chosen, (format_bytes(way.nbytes), f"{way.recomputed:,}", f"{way.seconds:.3g}")
+        label = f"recompute {way.name}" + " (chosen)" * chosen
+        table.add_row(label, "{} sent, {} rows computed, {} s".format(*texts), style="bold" if chosen else None)
     return [table]
 
 

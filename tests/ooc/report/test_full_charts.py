@@ -4,9 +4,11 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from ooc.fullgraph.halo.recompute import Way
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, predict
 from ooc.fullgraph.program import Placement, Program, TensorPlacement
 from ooc.layerwise.pass_plan import label_of
+from ooc.planning.over_ranks import Exchange, RanksPlan
 from ooc.report.full_charts import memory_figure, schedule_figure, seconds_figure
 from ooc.report.tables import tables
 from ooc.runtime.clock import MemorySample, Span
@@ -38,6 +40,17 @@ def test_the_tables_name_every_value_and_every_run(planned: tuple[Program, StepP
     assert "recomputed, via disk" in text
     assert "up0 again" in text
     assert f"{plan.seconds:.3g}" in text
+
+
+def test_every_way_to_have_rows_of_the_halo_is_shown_and_the_chosen_one_named(planned: tuple[Program, StepPlan]) -> None:
+    ways = Way("none", 2.5, 4_000_000, 0), Way("first", 1.5, 1_000_000, 1234), Way("all", 1.75, 0, 56789)
+    *_, table = tables(FullPlan(*planned, RanksPlan(2, 10**7, 0, 0.0, 1, 5, (Exchange("exact", 4_000_000, 2.5),), ways)))
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table)
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert "recompute none 4.00 MB sent, 0 rows computed, 2.5 s" in lines
+    assert "recompute first (chosen) 1.00 MB sent, 1,234 rows computed, 1.5 s" in lines
+    assert "recompute all 0 B sent, 56,789 rows computed, 1.75 s" in lines
 
 
 def bars(figure: Figure, axes: int) -> float:
