@@ -48,8 +48,8 @@ def test_every_way_to_have_rows_of_the_halo_is_shown_and_the_chosen_one_named(pl
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(table)
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
-    assert "recompute none 4.00 MB sent, 0 rows computed, 2.5 s" in lines
-    assert "recompute first (chosen) 1.00 MB sent, 1,234 rows computed, 1.5 s" in lines
+    assert "recompute none 4 MB sent, 0 rows computed, 2.5 s" in lines
+    assert "recompute first (chosen) 1 MB sent, 1,234 rows computed, 1.5 s" in lines
     assert "recompute all 0 B sent, 56,789 rows computed, 1.75 s" in lines
 
 
