@@ -94,13 +94,25 @@ def _of_modes(flags: Mapping[str, Flag], default_mode: str) -> Flag:
 
 
 def metavar_of(annotation: Any) -> str | None:
-    """Name of a field's value in the help, by its type; None for a bool."""
+    """What a field's value may be, in the help, by its type; None for a bool.
+
+    >>> metavar_of(int | Literal["auto"] | None)
+    'INT|auto'
+    """
     if _is(annotation, bool):
         return None
-    if get_origin(annotation) is Literal:
-        return "|".join(map(str, get_args(annotation)))
-    names = {"LIST": list, "NAME=VALUE": dict, "INT": int, "NUMBER": float, "PATH": Path}
-    return next((name for name, kind in names.items() if _is(annotation, kind)), "TEXT")
+    names = {"LIST": list, "NAME=VALUE": dict, "INT": int, "NUMBER": float, "PATH": Path, "TEXT": str}
+    kinds = [name for name, kind in names.items() if _is(annotation, kind)][:1]
+    return "|".join([*kinds, *_texts_of(annotation)]) or "TEXT"
+
+
+def _texts_of(annotation: Any) -> list[str]:
+    """The values of a Literal, possibly inside Annotated or a union."""
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return [str(value) for value in get_args(annotation)]
+    parts = get_args(annotation)[:1] if origin is Annotated else get_args(annotation) if origin in (Union, UnionType) else ()
+    return [text for part in parts for text in _texts_of(part)]
 
 
 def _is(annotation: Any, kind: type) -> bool:

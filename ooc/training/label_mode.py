@@ -51,11 +51,9 @@ class LabelMode(Mode):
 
     def times_scored(self, splits: Iterable[str], epochs: int) -> dict[str, int]:
         """Split -> how often a run of so many epochs scores it; splits: those that can be scored."""
-        config, scored = self.config, dict.fromkeys(splits, 0)
-        for split in config.eval_splits:
-            scored[split] = 1
-        scored[config.val_split] = scored.get(config.val_split, 0) + -(-epochs // config.eval_every)
-        return scored
+        config = self.config
+        after_epochs = {config.val_split: -(-epochs // config.eval_every)}  # at the end its scores are known
+        return dict.fromkeys(splits, 0) | dict.fromkeys(config.eval_splits, 1) | after_epochs
 
     def keep_best(self) -> None:
         """The model is the best so far: keep what of it is not in its `state_dict`."""

@@ -51,6 +51,12 @@ def test_the_help_of_training_shows_what_matters_and_names_the_rest(capsys: pyte
         assert topic in short
 
 
+def test_the_help_says_which_words_a_number_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+    full = printed(capsys, "train", "--help-all")
+    for option in ("--importance INT|*", "--refresh INT|auto", "--class-weights LIST|none|balanced", "--weight-attr TEXT"):
+        assert re.search(rf"^  {re.escape(option)}\s", full, re.M)
+
+
 def test_the_help_of_a_mode_shows_its_options_only(capsys: pytest.CaptureFixture[str]) -> None:
     for name, settings in classes().items():
         task, _, mode = name.rpartition(" ")

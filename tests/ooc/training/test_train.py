@@ -283,17 +283,21 @@ def test_histories_are_made_when_nothing_else_is_refused(
 def test_validation_of_the_best_model_is_scored_once(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
+    """As plans foresee."""
     asked: list[str] = []
+    foreseen: list[dict[str, int]] = []
     score = batch_mode.BatchMode.score
 
     def counted(self: Any, split: str, epoch: int) -> Any:
         asked.append(split)
+        foreseen.append(self.times_scored(["train", "val", "test"], 3))
         return score(self, split, epoch)
 
     monkeypatch.setattr(batch_mode.BatchMode, "score", counted)
     store = make_store()
     summary = train(configure(store, tmp_path / "run", epochs=3, eval_splits=["val", "test"], **settings))
     assert asked == ["val", "val", "val", "test"]
+    assert foreseen[0] == {"train": 0, "val": 3, "test": 1}
     _, epochs = read_metrics(tmp_path / "run")
     assert summary["metrics"]["val"] == epochs[summary["best_epoch"]]["val"]
     (tmp_path / "run" / "summary.json").unlink()
