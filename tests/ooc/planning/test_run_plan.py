@@ -348,11 +348,12 @@ def test_the_bytes_of_edges_on_disk_are_those_of_the_batches_drawn(
     assert part["predicted"]["edge_bytes_read"] < 4 * part["actual"]["edge_bytes_read"]
 
 
+@pytest.mark.parametrize("sampler", [{}, {"sampler": "labor", "layer_dependency": True, "batch_dependency": 64}])
 def test_a_plan_of_sweeps_makes_some_and_leaves_nothing_behind(
-    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(choose_strategy, "scan_pays", lambda rows, pool: True)
-    config = configure(make_store(), tmp_path / "run", model="sage", max_steps=3, eval_splits=["test"], plan=True)
+    config = configure(make_store(), tmp_path / "run", model="sage", max_steps=3, eval_splits=["test"], plan=True, **sampler)
     summary = train(config)
     predicted, actual = summary["plan"]["predicted"], summary["plan"]["actual"]
     for name in ("rows_read", "rows_asked", "bytes_read", "hit_rate"):

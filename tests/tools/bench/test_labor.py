@@ -1,7 +1,11 @@
-"""The benchmark of LABOR's batches, on a small graph."""
+"""The benchmarks of LABOR's batches, on small graphs."""
 
+import numpy as np
 import pytest
 
+from ooc.sampling import NeighborSampler
+from ooc.sampling.labor import Labor, batch_key
+from tools.bench.sampled import labor_pages
 from tools.bench.sampled.labor import SAMPLERS, counts, draws, made
 from tools.bench.sampled.labor_from_disk import beside
 
@@ -33,3 +37,32 @@ def test_ratios_are_to_neighbor_sampling() -> None:
         "bytes": 1.0,
         "seconds": 0.5,
     }
+
+
+@pytest.mark.parametrize("kind", ["uniform", "rmat"])
+def test_a_graph_in_memory_has_the_edges_of_the_files(kind: str) -> None:
+    graph = labor_pages.made(kind, 1000, 9000)
+    (chunk,) = labor_pages.edge_chunks(kind, 1000, 9000, 1, 0)
+    for column, found in (("dst", np.diff(graph.indptr)), ("src", np.bincount(graph.indices, minlength=1000))):
+        assert sorted(found.tolist()) == sorted(np.bincount(chunk[column], minlength=1000).tolist())
+    hubs_first = np.diff(np.bincount(graph.indices, minlength=1000)) <= 0
+    assert hubs_first.all() == (kind == "rmat")
+
+
+def test_the_pages_of_a_scan_are_those_of_the_nodes_of_its_batches() -> None:
+    graph, labor = labor_pages.made("rmat", 20_000, 200_000), Labor(True, labor_pages.NEVER)
+    found = labor_pages.scan(graph, [4, 4], labor, batch_size=50, destinations=1500, row_bytes=512)
+    sampler, order = NeighborSampler(graph, [4, 4], labor=labor), np.random.default_rng(0).permutation(20_000)
+    node: set[int] = set()
+    destinations: list[int] = []
+    for step in range(found["batches"] + 1):
+        last = node, destinations
+        batch = sampler.sample(order[step * 50 : step * 50 + 50], batch_key(0, 0, 0, 4))
+        node, destinations = node | {*batch.node.tolist()}, destinations + batch.node[: len(batch.indptr) - 1].tolist()
+    assert len({*last[1]}) <= 1500 < len({*destinations})
+    assert found["nodes"] == len(last[0])
+    assert found["distinct destinations"] == pytest.approx(len({*last[1]}) / len(last[1]), abs=1e-3)
+    assert found["MB a batch"] == pytest.approx(4096e-6 * len({v // 8 for v in last[0]}) / found["batches"], abs=0.01)
+    plain = labor_pages.scan(graph, [4, 4], None, batch_size=50, destinations=1500, row_bytes=512)
+    assert plain["batches"] < found["batches"]
+    assert plain["MB a batch"] > found["MB a batch"] > found["MB a batch, seeds alone"] > 0
