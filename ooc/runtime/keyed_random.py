@@ -35,6 +35,7 @@ class Purpose(IntEnum):
     TABLE = 10
     SPLIT = 11
     VARIATE = 12
+    BUCKETS = 13
 
 
 def mix(value: int) -> int:
