@@ -41,7 +41,7 @@ def bucket_visits(buckets: int, resident: int, seed: int, epoch: int) -> list[Vi
         seed, epoch: Which order.
 
     >>> [visit.swap for visit in bucket_visits(4, 3, seed=0, epoch=0)]
-    [None, (0, 1), (3, 0)]
+    [None, (3, 1), (0, 3)]
     """
     states = list(_states(buckets, resident, seed, epoch - epoch % 2))
     if epoch % 2:
@@ -81,10 +81,10 @@ def _states(buckets: int, resident: int, seed: int, epoch: int) -> Iterator[froz
 
 
 def beta_swaps(buckets: int, resident: int) -> int:
-    """Return how many swaps an epoch has: Marius' formula, (p - c) + (x + 1) ((p - c) - x (c - 1) / 2), x = (p - c) // (c - 1).
+    """Return how many swaps an epoch has: BETA's (p - c) + (x + 1) ((p - c) - x (c - 1) / 2), where x = (p - c) // (c - 1).
 
     >>> beta_swaps(4, 3), beta_swaps(64, 6)
-    (2, 406)
+    (2, 424)
     """
     away = max(0, buckets - resident)
     if not away:
