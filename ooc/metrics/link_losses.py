@@ -1,5 +1,6 @@
-"""Losses of scored links: binary cross entropy, BPR, and softmax over shared negatives."""
+"""Losses of scored links: binary cross entropy, BPR, softmax over negatives or all candidates, self-adversarial negatives."""
 
+import math
 from typing import Literal, get_args
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from ooc.stores.errors import ConfigError
 
-LinkLossName = Literal["bce", "bpr", "softmax"]
+LinkLossName = Literal["bce", "bpr", "softmax", "adversarial"]
 
 
 class LinkLoss:
@@ -16,10 +17,16 @@ class LinkLoss:
 
     "bce" is the binary cross entropy over all scores, true ones 1 and others 0, as in PyG's examples. "bpr" is
     -log sigmoid(positive - negative) (Rendle et al., 2009). "softmax" is the cross entropy of each true score among its
-    negatives' (sampled softmax), which all links of a batch may share.
+    negatives' (sampled softmax), which all links of a batch may share. "adversarial" is the binary cross entropy of a link
+    and of its negatives, weighted by the softmax of their scores, which has no gradient (self-adversarial negatives, Sun et
+    al., 2019).
 
     Args:
         name: Which one.
+        population: Of "softmax": how many candidates there are, of which the negatives are a uniform sample. Each negative then
+            counts for as many of them, so the loss is near that over all candidates. None: as one.
+        margin: Of "adversarial": is added to all scores, as distances need it.
+        temperature: Of "adversarial": the scores are multiplied by it before their softmax.
 
     Raises:
         ConfigError: The name is unknown.
@@ -28,10 +35,12 @@ class LinkLoss:
     tensor(0.6931)
     """
 
-    def __init__(self, name: str = "bce") -> None:
+    def __init__(
+        self, name: str = "bce", *, population: int | None = None, margin: float = 0.0, temperature: float = 1.0
+    ) -> None:
         if name not in get_args(LinkLossName):
             raise ConfigError(f"loss {name!r} is unknown: use one of {', '.join(get_args(LinkLossName))}")
-        self.name = name
+        self.name, self.population, self.margin, self.temperature = name, population, margin, temperature
 
     def weight(self, links: int, negatives: int) -> float:
         """Return how many terms the mean of so many links and negatives has; in all, those of "bpr" are a negative's."""
@@ -49,12 +58,45 @@ class LinkLoss:
             A scalar; 0 without links.
         """
         positive, negative = positive.float(), negative.float()
+        if self.name in ("bce", "bpr"):
+            return self._pairwise(positive, negative, known)
+        hidden = negative if known is None else negative.masked_fill(known, -torch.inf)
+        if self.name == "adversarial":
+            return self._adversarial(positive, negative, hidden)
+        if self.population is not None and negative.size(-1):
+            hidden = hidden + math.log(self.population / negative.size(-1))
+        scores = torch.cat([positive.unsqueeze(-1), hidden], -1)
+        return (scores.logsumexp(-1) - positive).sum() / max(1, positive.numel())
+
+    def _pairwise(self, positive: Tensor, negative: Tensor, known: Tensor | None) -> Tensor:
+        """The losses that are sums over single scores or pairs of them."""
         counts = torch.ones_like(negative) if known is None else (~known).to(negative.dtype)
         if self.name == "bce":
             total = F.softplus(-positive).sum() + (F.softplus(negative) * counts).sum()
             return total / (positive.numel() + counts.sum()).clamp(min=1)
-        if self.name == "bpr":
-            each = F.softplus(negative - positive.unsqueeze(-1))
-            return (each * counts).sum() / counts.sum().clamp(min=1)
-        scores = torch.cat([positive.unsqueeze(-1), negative.masked_fill(counts == 0, -torch.inf)], -1)
-        return (scores.logsumexp(-1) - positive).sum() / max(1, positive.numel())
+        each = F.softplus(negative - positive.unsqueeze(-1))
+        return (each * counts).sum() / counts.sum().clamp(min=1)
+
+    def _adversarial(self, positive: Tensor, negative: Tensor, hidden: Tensor) -> Tensor:
+        """hidden: the negatives' scores, -inf where they do not count."""
+        share = (hidden.detach() * self.temperature).softmax(-1).nan_to_num()  # of a link without any that counts: 0
+        each = F.softplus(-self.margin - positive) + (share * F.softplus(self.margin + negative)).sum(-1)
+        return each.sum() / max(1, 2 * positive.numel())
+
+
+def loss_of_all(scores: Tensor, true: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The mean cross entropy of the true candidate among all: 1-vs-all, and the prediction of relations.
+
+    Args:
+        scores: Of all candidates, [b, m].
+        true: Which of them is true, int64[b].
+        smoothing: Share of the target that is spread over all candidates (label smoothing).
+
+    Returns:
+        A scalar; 0 without links.
+
+    >>> loss_of_all(torch.zeros(2, 4), torch.tensor([0, 3]))
+    tensor(1.3863)
+    """
+    total = F.cross_entropy(scores.float(), true, reduction="sum", label_smoothing=smoothing)
+    return total / max(1, len(true))

@@ -5,6 +5,7 @@ losses, ranking and search are written once, and all candidates of a batch are o
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -175,11 +176,11 @@ class ComplExScorer(LinkScorer):
     parts = 2
 
     def _applied(self, rows: Tensor, relation: Tensor, reverse: bool) -> Tensor:
-        return _product(rows, *relation.chunk(2, -1), reverse)
+        return _product(rows, relation.chunk(2, -1), reverse)
 
     def score_relations(self, head: Tensor, tail: Tensor) -> Tensor:
         assert self.relation is not None
-        return _product(tail, *head.chunk(2, -1), True) @ self.relation[: self.num_relations].t()
+        return _product(tail, head.chunk(2, -1), True) @ self.relation[: self.num_relations].t()
 
 
 class SimplEScorer(LinkScorer):
@@ -293,12 +294,12 @@ class RotatEScorer(DistanceScorer):
             nn.init.uniform_(self.relation, -math.pi, math.pi)
 
     def _applied(self, rows: Tensor, relation: Tensor, reverse: bool) -> Tensor:
-        return _product(rows, relation.cos(), relation.sin(), reverse)
+        return _product(rows, (relation.cos(), relation.sin()), reverse)
 
 
-def _product(rows: Tensor, real: Tensor, imaginary: Tensor, conjugated: bool) -> Tensor:
-    """Complex products of rows and another factor, or its conjugate."""
-    first, second = rows.chunk(2, -1)
+def _product(rows: Tensor, factor: Sequence[Tensor], conjugated: bool) -> Tensor:
+    """Complex products of rows and a factor (its real and imaginary part), or the factor's conjugate."""
+    (first, second), (real, imaginary) = rows.chunk(2, -1), factor
     if conjugated:
         return torch.cat([first * real + second * imaginary, second * real - first * imaginary], -1)
     return torch.cat([first * real - second * imaginary, second * real + first * imaginary], -1)
