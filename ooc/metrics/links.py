@@ -58,12 +58,15 @@ class LinkScores:
         if positive.isnan().any() or negative.isnan().any():
             raise OocError("the model scored a link with NaN: lower `lr`, or set `grad_clip`")
         above, equal = (negative > positive[:, None]).sum(1), (negative == positive[:, None]).sum(1)
-        rank = 1 + above.double() + equal.double() / 2
-        self._events += len(positive)
-        self._inverse += (1 / rank).sum()
-        self._within += torch.stack([(rank <= k).sum() for k in HITS])
+        self.add_ranks(1 + above.double() + equal.double() / 2)
         if negative.size(1) == 1:
             self._pairs.add(positive.numpy(), negative[:, 0].numpy())
+
+    def add_ranks(self, rank: Tensor) -> None:
+        """Add events by the ranks of their true destinations, from 1 on, float64[k]."""
+        self._events += len(rank)
+        self._inverse += (1 / rank).sum()
+        self._within += torch.stack([(rank <= k).sum() for k in HITS])
 
     def merge(self, ranks: Ranks) -> None:
         """Add what the other ranks have collected; the pairs go to rank 0, which computes what depends on them for all."""
