@@ -230,6 +230,11 @@ class RunConfig(BaseModel):
         return ()
 
     @property
+    def automatic(self) -> tuple[str, ...]:
+        """Settings that a run chooses where they are None, when it begins; it keeps them when it goes on."""
+        return ()
+
+    @property
     def leaves_mode_open(self) -> bool:
         """Whether `ooc plan` compares the modes, as none is given."""
         return False

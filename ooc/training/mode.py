@@ -19,7 +19,7 @@ from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
-from ooc.training.build import device_model_bytes, pick_device, use_tf32
+from ooc.training.build import device_model_bytes, make_optimizer, pick_device, use_tf32
 from ooc.training.callbacks import BATCHES, Rate
 from ooc.training.data_parallel import GlobalStep
 from ooc.training.watchers import Watchers
@@ -145,6 +145,14 @@ class Mode(ABC):
         """What so many processes would send to each other; bandwidth: bytes a second of one."""
         nbytes = sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
         return gradients_over_ranks(nbytes, nproc, bandwidth)
+
+    def chosen(self) -> dict[str, Any]:
+        """What the mode chose for the `automatic` settings of its configuration."""
+        return {}
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of the model's parameters."""
+        return make_optimizer(self.config, self.model)
 
     @property
     @abstractmethod

@@ -23,7 +23,7 @@ from ooc.stores.errors import ConfigError, OocError
 from ooc.stores.io.working import scratch_folder
 from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import checkpoint
-from ooc.training.build import make_optimizer, takes_floats
+from ooc.training.build import takes_floats
 from ooc.training.loggers import LOGGERS
 from ooc.training.registry import MODES, mode_of
 from ooc.training.restarts import begins, begun_before
@@ -72,11 +72,20 @@ def beginning(config: RunConfig, resume: bool, world_size: int) -> tuple[RunConf
     before = None if resume else begun_before(config)
     if before is not None:
         config, resume = config.model_copy(update={"out": before}), True
+    if resume:
+        config = as_it_began(config)
     saved = check_out(config, resume)
     begins(config)
     found = checkpoint.read_json(config.out / checkpoint.RANKS, "start the run again elsewhere") if resume else None
     began = (found or {"world_size": 1})["world_size"] if (config.out / CONFIG).exists() else world_size
     return config, resume, saved, began
+
+
+def as_it_began(config: RunConfig) -> RunConfig:
+    """`config` with what its run chose by itself when it began."""
+    before = saved_config(config.out) or {}
+    chosen = {name: before[name] for name in config.automatic if getattr(config, name) is None and before.get(name) is not None}
+    return config.model_copy(update=chosen)
 
 
 def share_of_batch(config: RunConfig, saved: dict[str, Any], ranks: Ranks) -> tuple[RunConfig, str | None]:
@@ -163,12 +172,13 @@ def compose(
     mode, growth = mode_of(config)(config, dataset, replace(ranks, begun_by=began)), None
     with ExitStack() as refused:
         refused.enter_context(closing(mode))
+        given = given.model_copy(update=mode.chosen())
         if saved:
             saved["store_fingerprint"] = dataset.fingerprint
             if touched is not None:
                 saved, growth = mode.adapt(saved, touched)
             check_environment(config, saved, environment(mode))
-        optimizer = make_optimizer(config, mode.model)
+        optimizer = mode.make_optimizer()
         log = run_dir.claim(saved["metrics_bytes"] if saved and ranks.first else 0)
         run = Run(config, dataset, mode, optimizer, log, watchers, meter)
         if not saved:
