@@ -15,6 +15,7 @@ from ooc.config.graphs import GraphConfig
 from ooc.config.links import LinkConfig
 from ooc.config.nodes import OWN, FullConfig, TrainConfig
 from ooc.config.snapshots import SnapshotsConfig
+from ooc.config.tables import TableConfig
 from ooc.stores.errors import ConfigError
 
 
@@ -30,6 +31,7 @@ def choices() -> dict[tuple[str, str], type[RunConfig]]:
         ("link", "sampled"): LinkConfig,
         ("link", "events"): EventsConfig,
         ("link", "snapshots"): SnapshotsConfig,
+        ("link", "table"): TableConfig,
         ("node", "snapshots"): SnapshotsConfig,
     }
 

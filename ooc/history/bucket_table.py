@@ -147,6 +147,25 @@ class BucketTable:
         if self._visits and self._at >= 0:
             self._read_ahead()
 
+    def read(self, ids: Ints, kept: str | None = None) -> Floats:
+        """Rows `ids` (int64[n], any), float32[n, width]; those of buckets on disk one by one. kept: as of `blocks`."""
+        self._settle()
+        shape, rows = self.shape, np.empty((len(ids), self.shape.width), np.float32)
+        slot = np.full(len(ids), -1) if kept is not None else self._slot[ids % shape.buckets]
+        here = np.flatnonzero(slot >= 0)
+        rows[here] = self.packed[self.places(ids[here]), : shape.width]
+        buffer = page_buffer(2 * PAGE_BYTES + 4 * shape.packed)
+        for i in np.flatnonzero(slot < 0).tolist():
+            row, bucket = divmod(int(ids[i]), shape.buckets)
+            if not self.files.is_written(bucket, kept):
+                keyed_uniform(self._stream, ids[i : i + 1], self._bound, rows[i : i + 1])
+                continue
+            first = 4 * shape.packed * row
+            begin, end = first // PAGE_BYTES * PAGE_BYTES, -(-(first + 4 * shape.packed) // PAGE_BYTES) * PAGE_BYTES
+            self.files.load_part(bucket, begin, buffer[: end - begin], kept)
+            rows[i] = buffer[first - begin : first - begin + 4 * shape.width].view(np.float32)
+        return rows
+
     def blocks(self, kept: str | None = None) -> Iterator[Block]:
         """All rows, (ids int64[n], rows float32[n, width]), a part of a bucket at a time; valid until the next.
 
@@ -261,6 +280,20 @@ class BucketTable:
             (bucket, slot, future), self._coming = self._coming, None
             future.result()
             self._slot[bucket] = slot
+
+
+@dataclass(frozen=True)
+class TableView:
+    """The rows of a table as they are, or as they were kept, for what ranks them (`ooc.layerwise.filtered_ranks.Table`)."""
+
+    table: BucketTable
+    kept: str | None = None
+
+    def read(self, ids: Ints) -> Floats:
+        return self.table.read(ids, self.kept)
+
+    def blocks(self) -> Iterator[Block]:
+        return self.table.blocks(self.kept)
 
 
 @kernel

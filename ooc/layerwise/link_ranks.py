@@ -53,15 +53,15 @@ class LinkRanking:
     """which nodes are candidates for heads; None: all"""
     tails: Allowed | None = None
 
-    def scores(self, links: LabelledLinks) -> dict[str, float]:
-        """The mean over both ways: mrr, hits@1, hits@3 and hits@10; empty without links.
+    def scores(self, links: LabelledLinks, both: bool = True) -> dict[str, float]:
+        """The mean over both ways, or that of tails alone: mrr, hits@1, hits@3 and hits@10; empty without links.
 
         Raises:
             BudgetError: `room` does not hold the known answers of one query.
             OocError: A score is NaN.
         """
         found = LinkScores()
-        for reverse in (False, True):
+        for reverse in (False, True) if both else (False,):
             for rank in self.ranks(links, reverse):
                 found.add_ranks(torch.from_numpy(rank))
         return found.compute()

@@ -141,12 +141,6 @@ class BucketEdges:
         self._file.close()
 
 
-def part_order(parts: int, seed: int, epoch: int, source: int, destination: int, buckets: int) -> list[int]:
-    """The order of a pair's parts in an epoch."""
-    stream = numbered(key(seed, Purpose.SHUFFLE, epoch), 1 + source * buckets + destination)
-    return KeyedPermutation(parts, stream)[:].tolist()
-
-
 def shuffled(edges: Edges, seed: int, epoch: int, block: int) -> Edges:
     """The edges of part number `block` of all in the order of an epoch."""
     return edges[KeyedPermutation(len(edges), numbered(key(seed, Purpose.SHUFFLE, epoch, 1), 1 + block))[:]]

@@ -104,6 +104,11 @@ class RelationLinks:
         return sum(each.edges.num_edges for each in self._parts)
 
     @property
+    def has_splits(self) -> bool:
+        """Whether the store has a split of all these edges."""
+        return all(each.edges.splits for each in self._parts)
+
+    @property
     def heads(self) -> range:
         """Nodes that may be heads: of one edge type those of its source type."""
         return self._ends(0)

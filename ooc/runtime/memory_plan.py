@@ -240,6 +240,8 @@ class MemoryPlan:
     """what `beside_history` or `beside_tables` has left to histories, to a memory of nodes or to embedding tables"""
     whole: bool = False
     """whether `states` has all rows of embedding tables"""
+    buckets: int = 0
+    """for buckets of an embedding table, what `beside_buckets` has left to them"""
     shared: int = 0
     """this process's part of the memory in which the ranks of a host share what they read"""
     device: DevicePlan | None = None
@@ -364,6 +366,21 @@ class MemoryPlan:
         in_flight, max_batch = shares
         return replace(self, in_flight=in_flight, max_batch=max_batch, states=self.states + nbytes) if nbytes else self
 
+    def beside_buckets(self, least: int) -> Self:
+        """The plan whose batches have `least` bytes, and buckets of an embedding table the rest.
+
+        Raises BudgetError where batches alone are too much.
+        """
+        if least > self.batches:
+            raise BudgetError(
+                f"{format_bytes(self.memory)} of memory leaves {format_bytes(self.batches)}, and a batch and the edges read "
+                f"ahead take {format_bytes(least)}: give at least {format_bytes(math.ceil((self.memory + least) * _ROUND_UP))}, "
+                "or a smaller `batch_size`, `ratio` or `hidden`"
+            )
+        share = max(LEAST_BATCH, -(-least // SHARES))
+        left = self.batches - SHARES * share
+        return replace(self, in_flight=2 * share, max_batch=share, buckets=max(0, left))
+
     @property
     def table_rows(self) -> int:
         """For rows of embedding tables in RAM: what is left to them if it has all of them, else half, and as much again for
@@ -381,6 +398,7 @@ class MemoryPlan:
             "  libraries": self.runtime,
             "  read buffers": self.scratch,
             **({"  blocks shared with ranks": self.shared} if self.shared else {}),
+            **({"  buckets of the table": self.buckets} if self.buckets else {}),
             "  batches, superbatches, activations": self.batches,
             "    of it a batch at most": self.max_batch,
             **({} if self.device is None else self.device.parts()),

@@ -195,14 +195,14 @@ def model_bytes(config: RunConfig, model: nn.Module) -> int:
     """What training adds to a model that stands in the process's memory: gradients, the optimizer's state, and the best
     model so far with one being saved. Nothing where it stands on a GPU, but for the latter."""
     sizes = [p.numel() * p.element_size() for p in model.parameters() if p.device.type == "cpu"]
-    states = {"adam": 2, "adamw": 2, "sgd": 0}
+    states = {"adam": 2, "adamw": 2, "sgd": 0, "adagrad": 1, "rowwise_adagrad": 1}
     kept = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     return sum(sizes) * (1 + states[config.optimizer]) + 2 * kept
 
 
 def device_model_bytes(config: RunConfig, model: nn.Module) -> int:
     """What training adds to a model that stands on a GPU: gradients and the optimizer's state."""
-    states = {"adam": 2, "adamw": 2, "sgd": 0}
+    states = {"adam": 2, "adamw": 2, "sgd": 0, "adagrad": 1, "rowwise_adagrad": 1}
     return sum(p.numel() * p.element_size() for p in model.parameters() if p.is_cuda) * (1 + states[config.optimizer])
 
 

@@ -172,7 +172,7 @@ def compose(
     mode, growth = mode_of(config)(config, dataset, replace(ranks, begun_by=began)), None
     with ExitStack() as refused:
         refused.enter_context(closing(mode))
-        given = given.model_copy(update=mode.chosen())
+        config, given = (each.model_copy(update=mode.chosen()) for each in (config, given))
         if saved:
             saved["store_fingerprint"] = dataset.fingerprint
             if touched is not None:

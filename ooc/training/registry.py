@@ -10,6 +10,7 @@ from ooc.training.history_mode import HistoryMode
 from ooc.training.link_mode import LinkMode
 from ooc.training.mode import Mode
 from ooc.training.snapshot_mode import SnapshotMode
+from ooc.training.table_mode import TableMode
 
 MODES: dict[tuple[str, str], type[Mode]] = {
     ("node", "sampled"): SampledMode,
@@ -22,6 +23,7 @@ MODES: dict[tuple[str, str], type[Mode]] = {
     ("link", "sampled"): LinkMode,
     ("link", "events"): EventMode,
     ("link", "snapshots"): SnapshotMode,
+    ("link", "table"): TableMode,
     ("node", "snapshots"): SnapshotMode,
 }
 

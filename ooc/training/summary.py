@@ -13,11 +13,13 @@ _WORK = ("work_s", "wait_s", "busy_s", "items")
 _READ = ("bytes_read", "edge_bytes_read", "rows_read", "rows_asked")
 _NEGATIVES = ("historical_negatives", "historical_negatives_random")
 """drawn from the source's past, and those of them that are random, since it had no other destination that was found"""
+_TABLE = ("table_bytes_read", "table_bytes_written", "checkpoint_bytes_written")
+"""of buckets; those that checkpoints write are among them"""
 _PACKED = "packed_bytes_written"
 _MOVED = ("bytes_read", "edge_bytes_read", _PACKED, "history_bytes_read", "history_bytes_written")
 _COMPARED = ("evaluate_seconds", "peak_rss_bytes", *_MOVED, "rows_read", "rows_asked")
 """what is compared with a prediction as it was counted"""
-COUNTS = (*_SECONDS, *_NEGATIVES, "steps", *_READ, _PACKED, "processes", *(f"history_{name}" for name in _HISTORY))
+COUNTS = (*_SECONDS, *_NEGATIVES, "steps", *_READ, *_TABLE, _PACKED, "processes", *(f"history_{name}" for name in _HISTORY))
 
 Stages = dict[str, dict[str, float]]
 

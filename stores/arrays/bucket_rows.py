@@ -196,10 +196,18 @@ class BucketRows:
         with self._lock:
             self._committed = self._saved
 
-    def keep(self, name: str) -> None:
-        """Keep the buckets as they are under a name, in place of what had it; a checkpoint stores that too."""
+    def keep(self, name: str, view: State | str | None = None) -> None:
+        """Keep the buckets as they are under a name, in place of what had it; a checkpoint stores that too.
+
+        view: another view to keep: the name of one, or what `view` gave.
+        """
+        own = view if isinstance(view, Mapping) else self.view(view)
         with self._lock:
-            self._kept[name] = _Map.of(self._now.state())
+            self._kept[name] = _Map.of(own)
+
+    def view(self, kept: str | None = None) -> dict[str, Any]:
+        """The map of a view, or of the buckets as they are: plain lists, by which `open` finds these again."""
+        return self._map(kept).state()
 
     def drop(self, name: str) -> None:
         """Keep the view of that name no more, if there is one."""

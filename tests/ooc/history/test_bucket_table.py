@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ooc.history.bucket_table import BucketTable, TableShape
+from ooc.history.bucket_table import BucketTable, TableShape, TableView
 from ooc.runtime.keyed_random import keyed_uniform
 from ooc.sampling.bucket_order import beta_swaps, bucket_visits
 from ooc.stores.arrays.bucket_rows import BucketRows
@@ -72,8 +72,11 @@ def test_a_table_is_the_array_whatever_the_room(
         visits = len(bucket_visits(buckets, resident, 1, 2))
         train(table, double.copy(), 2, resident, 0, (visits + 1) // 2)
         assert (all_rows(table, "best") == best).all()
+        some = np.random.default_rng(rows).integers(0, rows, 40)
+        assert (TableView(table, "best").read(some) == best[some]).all()
     with closing(made(path, shape, resident + more, saved)) as table:
         assert (all_rows(table) == double).all(), "as at the checkpoint"
+        assert (table.read(some) == double[some]).all()
         train(table, double, 2, resident)
         assert (all_rows(table) == double).all()
 

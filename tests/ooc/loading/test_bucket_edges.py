@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ooc.loading import bucket_edges
-from ooc.loading.bucket_edges import ABOUT, DATA, BucketEdges, EdgeShape, part_order, shuffled
+from ooc.loading.bucket_edges import ABOUT, DATA, BucketEdges, EdgeShape, shuffled
 from ooc.stores.errors import StoreError
 
 
@@ -63,7 +63,6 @@ def test_parts_are_even_and_an_epoch_shuffles_them(tmp_path: Path, monkeypatch: 
         once, again, other = (shuffled(own, 0, epoch, 4) for epoch in (1, 1, 2))
         assert (once == again).all() and (once != other).any() and (once != own).any()
         assert sorted(map(tuple, once.tolist())) == sorted(map(tuple, own.tolist()))
-        assert sorted(part_order(5, 0, 1, 0, 1, 2)) == list(range(5))
 
 
 def test_edges_of_large_graphs_have_64_bits() -> None:

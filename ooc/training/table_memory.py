@@ -1,0 +1,155 @@
+"""How the memory and the disk of a run of tables are divided: batches, buckets in memory, slots on disk."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from ooc.config.tables import TableConfig
+from ooc.history.bucket_table import TableShape
+from ooc.loading.bucket_edges import PART_EDGES
+from ooc.runtime.memory_plan import MemoryPlan
+from ooc.stores.arrays.bucket_rows import BucketRows
+from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.sizes import format_bytes
+
+RANKING_BYTES = 2**26
+"""for the queries that are ranked in one pass over the table, and what is known of them"""
+SORT_BYTES = 2**30
+"""for edges that are sorted in memory, at most: more does not make it faster"""
+RESIDENT = 8
+"""buckets trained at a time, where the memory decides: with more, few of an epoch's exchanges are saved"""
+MOST_BUCKETS = 1024
+_ROW_COPIES = 5
+"""of a batch's rows: as gathered, their gradients, and what the formula makes of them"""
+_SCORE_COPIES = 6
+"""of a batch's scores: as they are, masked, their exponents and gradients"""
+_LINK_BYTES = 200
+"""of a batch's link, beside its rows and scores"""
+_SCORED_LINK_BYTES = 100
+"""of a link that is ranked"""
+
+
+@dataclass(frozen=True)
+class TableMemory:
+    """The division. PURE, but for `is_full` and `check_free`.
+
+    budget: of the process; shape: of the table; resident: buckets trained at a time; disk: bytes for the table, None for any.
+    """
+
+    budget: MemoryPlan
+    shape: TableShape
+    resident: int
+    disk: int | None
+
+    @classmethod
+    def of(cls, config: TableConfig, plan: MemoryPlan, rows: int, edges: int, scored: int, candidates: int) -> Self:
+        """Divide the memory, and the table where that is not configured.
+
+        Args:
+            config: The settings.
+            plan: Of the process, with all that is left to batches.
+            rows: Of the table.
+            edges: To train on.
+            scored: Links that are ranked at once.
+            candidates: Rows that every batch has, of 1-vs-all.
+
+        Raises:
+            BudgetError: The memory does not hold a batch, or the buckets of a visit and one to read ahead.
+            ConfigError: The disk space does not hold the table.
+        """
+        part = min(edges, PART_EDGES) * 3 // 2
+        ahead = 3 * part * (2 * 4 * (2 + config.has_relations) + 8)
+        least = max(batch_bytes(config, candidates) + ahead, RANKING_BYTES + scored * _SCORED_LINK_BYTES)
+        budget = plan.beside_buckets(least)
+        shape, resident = _divided(config, rows, edges, budget.buckets)
+        found = cls(budget, shape, resident, config.disk_bytes)
+        found._check(config)
+        return found
+
+    @property
+    def room(self) -> int:
+        """Buckets that memory has room for, not more than there are."""
+        return min(self.shape.buckets, self.budget.buckets // self.shape.bucket_bytes)
+
+    @property
+    def sort_bytes(self) -> int:
+        """For edges that are sorted, before any bucket is in memory."""
+        return min(SORT_BYTES, (self.budget.buckets + self.budget.batches) // 2)
+
+    def _check(self, config: TableConfig) -> None:
+        shape, need = self.shape, _needed(self.shape.buckets, self.resident)
+        if config.loss == "all" and shape.buckets > 1:
+            raise ConfigError(
+                f"loss = all scores all nodes in every step, and their table of {format_bytes(shape.bucket_bytes * shape.buckets)} "
+                "does not fit the memory: give more, or use loss = softmax"
+            )
+        if self.room < need:
+            more = self.budget.memory + need * shape.bucket_bytes - self.budget.buckets
+            raise BudgetError(
+                f"{format_bytes(self.budget.memory)} of memory leaves {format_bytes(self.budget.buckets)} for buckets, and "
+                f"{need} of {format_bytes(shape.bucket_bytes)} are needed: give at least {format_bytes(int(more * 1.02))}, or "
+                "more and smaller `buckets`"
+            )
+        if self.disk is not None and self._slots < shape.buckets + need:
+            least = (shape.buckets + need) * shape.bucket_bytes
+            raise ConfigError(
+                f"disk = {config.disk}: the table and what is exchanged between checkpoints take {format_bytes(least)} at least: "
+                "give more, or leave it out"
+            )
+
+    @property
+    def _slots(self) -> int:
+        """Slots that the disk space has."""
+        return 0 if self.disk is None else self.disk // self.shape.bucket_bytes
+
+    def is_full(self, files: BucketRows) -> bool:
+        """Whether a checkpoint is due, as it frees slots: the disk space is used up, and the next exchange needs one."""
+        return self.disk is not None and self._used_up(files)
+
+    def check_free(self, files: BucketRows) -> None:
+        """Raise ConfigError where a checkpoint has freed no slot: the rows of the best model take the rest."""
+        if self._used_up(files):
+            raise ConfigError(
+                f"disk = {format_bytes(self.disk or 0)} holds the table, its last checkpoint and the best model's rows, and no "
+                "more: go on by `resume=True` with more `disk`"
+            )
+
+    def _used_up(self, files: BucketRows) -> bool:
+        return files.slots + 1 > self._slots - 1 and files.spare < 2
+
+
+def batch_bytes(config: TableConfig, candidates: int) -> int:
+    """Bytes of a step: rows of links and candidates, and their scores."""
+    b, ways = config.batch_size, 1 + config.both_ways
+    chunks = -(-b // min(b, config.chunk or b))
+    shared = candidates if config.loss == "all" else config.ratio
+    rows = 2 * b + ways * (candidates or chunks * shared)
+    return 4 * config.hidden * _ROW_COPIES * rows + 4 * _SCORE_COPIES * ways * b * shared + _LINK_BYTES * b
+
+
+def _divided(config: TableConfig, rows: int, edges: int, room: int) -> tuple[TableShape, int]:
+    """The table's shape, and how many buckets are trained at a time."""
+
+    def shape_of(buckets: int) -> TableShape:
+        return TableShape(rows, config.hidden, config.optimizer, buckets)
+
+    if config.buckets is not None:
+        shape = shape_of(config.buckets)
+        fits = room // shape.bucket_bytes
+        chosen = config.buckets if fits >= config.buckets else max(2, fits - 1)
+        return shape, min(config.buckets, chosen if config.resident is None else config.resident)
+    if config.loss == "all" or shape_of(1).bucket_bytes <= room:
+        return shape_of(1), 1
+    for resident in range(RESIDENT, 1, -1):
+        buckets = next((p for p in range(resident + 1, MOST_BUCKETS + 1) if _fits(shape_of(p), resident, room)), None)
+        if buckets is not None and (edges // buckets**2 >= config.batch_size or resident == 2):
+            return shape_of(buckets), resident
+    return shape_of(MOST_BUCKETS), 2
+
+
+def _fits(shape: TableShape, resident: int, room: int) -> bool:
+    return _needed(shape.buckets, resident) * shape.bucket_bytes <= room
+
+
+def _needed(buckets: int, resident: int) -> int:
+    """Buckets that memory must hold: those of a visit, and one that is read ahead or written behind."""
+    return min(buckets, resident + 1)

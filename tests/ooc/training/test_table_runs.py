@@ -1,0 +1,249 @@
+"""Runs of embedding tables: the formula of a step, the same bits in memory and from disk, killed and gone on."""
+
+import json
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ooc.config.tables import TableConfig
+from ooc.models.link_scores import make_scorer
+from ooc.runtime.keyed_random import Purpose, key, keyed_uniform
+from ooc.stores.arrays.bucket_rows import BucketRows
+from ooc.stores.errors import BudgetError, ConfigError
+from ooc.training import checkpoint
+from ooc.training.loop import plan, train
+from ooc.training.table_memory import TableMemory
+from tests.forked import Python
+from tests.ooc.runs import InterruptAt, KillAt, Killed, curve
+from tests.ooc.tables import N, R, make_triples, table_config
+
+DISK: dict[str, Any] = {"buckets": 5, "resident": 2}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tables") / "links.ooc"
+    make_triples(path)
+    return path
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory has room for the buckets of a visit and one more."""
+    monkeypatch.setattr(TableMemory, "room", property(lambda self: min(self.shape.buckets, self.resident + 1)))
+
+
+def rows_of(out: Path) -> Any:
+    """The table that the run's model has, with the optimizer's state, by bucket."""
+    saved = torch.load(out / "model.pt", weights_only=True)["table"]["files"]
+    rows = BucketRows.open(out / "table", {**saved, "kept": {}})
+    found = []
+    from ooc.stores.io.pages import page_buffer
+
+    for bucket in range(rows.buckets):
+        buffer = page_buffer(rows.bucket_bytes)
+        rows.load(bucket, buffer)
+        found.append(buffer.tobytes())
+    rows.close()
+    return found
+
+
+def test_a_step_is_the_formula(store: Path, tmp_path: Path) -> None:
+    """With one bucket, 1-vs-all and one batch an epoch, a step is Adagrad's on the softmax over all nodes, both ways."""
+    from ooc.loading.relation_links import RelationLinks, RelationSplit
+    from ooc.stores.dataset import Dataset
+
+    settings = {"loss": "all", "ratio": 256, "batch_size": 10_000, "epochs": 4, "buckets": 1, "eval_splits": []}
+    train(table_config(store, tmp_path / "run", **settings, eval_every=100, init=0.5, regularizer_weight=0.01))
+    with Dataset.open(store) as ds:
+        head, relation, tail = map(torch.from_numpy, RelationSplit(RelationLinks(ds, None, True), None).links("train"))
+    torch.manual_seed(key(3, Purpose.INIT) >> 1)
+    scorer = make_scorer("complex", 8, R)
+    first = np.empty((N, 8), np.float32)
+    keyed_uniform(np.uint64(key(3, Purpose.TABLE)), np.arange(N), np.float32(0.5), first)
+    rows = torch.nn.Parameter(torch.from_numpy(first))
+    optimizer, losses = torch.optim.Adagrad([rows, *scorer.parameters()], lr=0.1), []
+    for _ in range(4):
+        both = [(rows[head], tail, False), (rows[tail], head, True)]
+        ways = [
+            torch.nn.functional.cross_entropy(scorer.score_all(scorer.queries(known, relation, way), rows), true)
+            for known, true, way in both
+        ]
+        relations = scorer.relation[relation]  # type: ignore[index]
+        cubes = sum((each.view(-1, 2, 4).square().sum(1) ** 1.5).sum() for each in (rows[head], rows[tail], relations))
+        loss = sum(ways) / 2 + 0.01 * cubes / len(head)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[union-attr]
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    np.testing.assert_allclose([line["loss"] for line in lines if "step" in line], losses, rtol=1e-4)
+    found = np.frombuffer(rows_of(tmp_path / "run")[0], np.float32).reshape(-1, 16)[:N]
+    np.testing.assert_allclose(found[:, :8], rows.detach().numpy(), rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["mf", "distmult", "complex", "transe", "rotate", "simple"])
+def test_every_model_learns(store: Path, tmp_path: Path, model: str) -> None:
+    settings: dict[str, Any] = {"reciprocal": True, "relation_weight": 0.1} if model != "mf" else {"loss": "bpr"}
+    settings |= {"loss": "adversarial", "margin": 6.0} if model in ("transe", "rotate") else {}
+    found = train(table_config(store, tmp_path / "run", model=model, hidden=32, epochs=12, eval_every=6, **settings, **DISK))
+    assert found["metrics"]["test"]["mrr"] > 0.06, "of constant scores it is 0.01"
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad", "adam"])
+def test_memory_and_disk_give_the_same_bits(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    found = {}
+    for room in (3, 4, 5):
+        monkeypatch.setattr(TableMemory, "room", property(lambda self, room=room: room))
+        out = tmp_path / str(room)
+        found[room] = train(table_config(store, out, optimizer=optimizer, checkpoint_every=1000, **DISK))
+    assert curve(tmp_path / "3") == curve(tmp_path / "4") == curve(tmp_path / "5")
+    assert rows_of(tmp_path / "3") == rows_of(tmp_path / "4") == rows_of(tmp_path / "5")
+    assert found[3]["metrics"] == found[5]["metrics"]
+    assert found[5]["table_bytes_read"] < found[4]["table_bytes_read"] < found[3]["table_bytes_read"]
+
+
+def test_buckets_are_other_bits(store: Path, tmp_path: Path) -> None:
+    for buckets in (1, 5):
+        train(table_config(store, tmp_path / str(buckets), epochs=1, buckets=buckets))
+    assert curve(tmp_path / "1") != curve(tmp_path / "5")
+
+
+@pytest.mark.parametrize("every", [1, 7, 1000])
+def test_a_killed_run_goes_on_to_the_bit(store: Path, tmp_path: Path, few: None, every: int) -> None:
+    settings = {**DISK, "checkpoint_every": every, "lr_factor": 0.5, "lr_patience": 1}
+    train(table_config(store, tmp_path / "whole", **settings))
+    steps = len([line for line in curve(tmp_path / "whole").splitlines() if b'"step"' in line])
+    config = table_config(store, tmp_path / "run", **settings)
+    for at in (3, steps // 3, steps // 2, steps - 2):
+        with pytest.raises(Killed):
+            train(config, resume=(tmp_path / "run").exists(), watcher=KillAt(at))
+    train(config, resume=True)
+    assert curve(tmp_path / "run") == curve(tmp_path / "whole")
+    assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
+
+
+def test_ctrl_c_keeps_a_checkpoint(store: Path, tmp_path: Path, few: None) -> None:
+    train(table_config(store, tmp_path / "whole", **DISK))
+    with pytest.raises(KeyboardInterrupt):
+        train(table_config(store, tmp_path / "run", **DISK), watcher=InterruptAt(40))
+    saved = checkpoint.load(tmp_path / "run")
+    assert saved is not None and saved["state"]["total_steps"] == 41
+    train(table_config(store, tmp_path / "run", **DISK), resume=True)
+    assert curve(tmp_path / "run") == curve(tmp_path / "whole")
+
+
+def test_more_epochs_go_on_and_the_model_before_them_stays_until_there_is_another(
+    store: Path, tmp_path: Path, few: None
+) -> None:
+    train(table_config(store, tmp_path / "whole", epochs=4, **DISK))
+    train(table_config(store, tmp_path / "run", epochs=2, **DISK))
+    before = rows_of(tmp_path / "run")
+    with pytest.raises(Killed):
+        train(table_config(store, tmp_path / "run", epochs=4, **DISK), resume=True, watcher=KillAt(190))
+    assert rows_of(tmp_path / "run") == before
+    train(table_config(store, tmp_path / "run", epochs=4, **DISK), resume=True)
+    assert curve(tmp_path / "run") == curve(tmp_path / "whole")
+    assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
+
+
+def test_the_best_epochs_rows_are_scored(store: Path, tmp_path: Path, few: None) -> None:
+    """A learning rate that is much too high ends with a worse model than the best one."""
+    found = train(table_config(store, tmp_path / "run", hidden=32, epochs=10, lr=2.0, eval_splits=["val", "test"], **DISK))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    scores = [line["val"]["mrr"] for line in lines if "val" in line]
+    assert found["metrics"]["val"]["mrr"] == max(scores) and found["best_epoch"] == int(np.argmax(scores)) < 9
+
+
+def test_little_disk_takes_more_checkpoints_and_the_same_bits(store: Path, tmp_path: Path, few: None) -> None:
+    settings = {**DISK, "eval_every": 100, "eval_splits": [], "checkpoint_every": 1000}
+    one = train(table_config(store, tmp_path / "whole", **settings))
+    bucket = one["table"]["bucket_bytes"]
+    two = train(table_config(store, tmp_path / "run", disk=f"{9 * bucket}", **settings))
+    assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
+    assert (tmp_path / "run" / "table" / "slots.bin").stat().st_size <= 9 * bucket
+    assert two["checkpoint_bytes_written"] > one["checkpoint_bytes_written"]
+    with pytest.raises(ConfigError, match="disk = .* take .* at least: give more"):
+        train(table_config(store, tmp_path / "none", disk=f"{6 * bucket}", **settings))
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(ConfigError, match="holds the table, its last checkpoint and the best model's rows"):
+        train(table_config(store, tmp_path / "best", disk=f"{9 * bucket}", **DISK))
+
+
+def test_automatic_buckets_are_kept(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = table_config(store, tmp_path / "run", epochs=1)
+    train(config)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["buckets"] == 1
+    monkeypatch.setattr("ooc.training.table_memory._divided", lambda *_: pytest.fail("it was chosen when the run began"))
+    monkeypatch.undo()
+    more = train(config.model_copy(update={"epochs": 2}), resume=True)
+    assert more["config"]["buckets"] == 1
+    with pytest.raises(ConfigError, match="buckets = 1, not 2"):
+        train(config.model_copy(update={"epochs": 2, "buckets": 2}), resume=True)
+
+
+def test_what_does_not_fit_is_refused(store: Path, tmp_path: Path) -> None:
+    def refused(match: str, **settings: Any) -> None:
+        with pytest.raises((ConfigError, BudgetError, ValueError), match=match):
+            train(table_config(store, tmp_path / "run", **settings))
+        assert not (tmp_path / "run").exists()
+
+    refused("needs rows of an even width", hidden=7)
+    refused("loss = all scores all nodes", loss="all", ratio=256, buckets=4)
+    refused("ratio does not apply to loss = all", loss="all")
+    refused("unknown in mode table", model="sage")
+    refused("distance does not apply to model complex", distance="l1")
+    refused("dropout does not apply", dropout=0.1)
+    refused("resident = 1", buckets=3, resident=1)
+    refused("is more than the 3 buckets", buckets=3, resident=4)
+    refused("is no part of the edges", eval_splits=["other"])
+    refused("edge_type applies to heterogeneous", edge_type="a:b:c")
+    with pytest.raises(ConfigError, match="mode table has no plan"):
+        plan(table_config(store, tmp_path / "run"))
+
+
+def test_too_little_memory_says_how_much(store: Path, tmp_path: Path) -> None:
+    """300 rows of 2**16 columns with their state take 157 MB."""
+    from ooc.stores.process import resident_bytes
+
+    memory = resident_bytes()[0] + 500_000_000
+    with pytest.raises(BudgetError, match="of memory leaves .* give at least") as caught:
+        train(table_config(store, tmp_path / "run", hidden=2**16, buckets=1, memory=str(memory)))
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+COMMAND = "train {store} --out {out} --task link --mode table --model complex --hidden 256 --batch-size 50 --ratio 16 --epochs 3"
+COMMAND += " --eval-every 1 --threads 1 --seed 3 --buckets 6 --resident 2 --checkpoint-every 5"
+
+
+@pytest.mark.slow
+def test_kill_9_at_random_moments(store: Path, tmp_path: Path) -> None:
+    def begin(out: Path, *more: str) -> Python:
+        return Python("-m", "ooc.cli", *COMMAND.format(store=store, out=out).split(), *more)
+
+    began = time.monotonic()
+    assert begin(tmp_path / "whole").wait().returncode == 0
+    took, rng = time.monotonic() - began, random.Random(7)
+    for number in range(3):
+        out = tmp_path / f"run{number}"
+        for _ in range(3):
+            running = begin(out, *(["--resume"] if out.exists() else []))
+            time.sleep(rng.uniform(0.2, 1) * took)
+            running.send_signal(signal.SIGKILL)
+            running.wait()
+        assert begin(out, *(["--resume"] if out.exists() else [])).wait().returncode == 0
+        assert curve(out) == curve(tmp_path / "whole")
+        assert rows_of(out) == rows_of(tmp_path / "whole")
+
+
+def test_settings_are_a_config_file(tmp_path: Path) -> None:
+    config = TableConfig(store="a.ooc", out="run", model="rotate", distance="l1", loss="adversarial", margin=9)
+    assert TableConfig(**json.loads(config.model_dump_json())) == config
