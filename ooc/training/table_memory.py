@@ -89,8 +89,8 @@ class TableMemory:
                 f"{need} of {format_bytes(shape.bucket_bytes)} are needed: give at least {format_bytes(int(more * 1.02))}, or "
                 "more and smaller `buckets`"
             )
-        if self.disk is not None and self._slots < shape.buckets + need:
-            least = (shape.buckets + need) * shape.bucket_bytes
+        if self.disk is not None and self._slots <= shape.buckets + self._unsaved:
+            least = (shape.buckets + self._unsaved + 1) * shape.bucket_bytes
             raise ConfigError(
                 f"disk = {config.disk}: the table and what is exchanged between checkpoints take {format_bytes(least)} at least: "
                 "give more, or leave it out"
@@ -113,8 +113,13 @@ class TableMemory:
                 "more: go on by `resume=True` with more `disk`"
             )
 
+    @property
+    def _unsaved(self) -> int:
+        """Slots that may be written before a checkpoint has freed others: all that is in memory, and an exchange on its way."""
+        return self.room + 2
+
     def _used_up(self, files: BucketRows) -> bool:
-        return files.slots + 1 > self._slots - 1 and files.spare < 2
+        return self._slots - files.slots + files.spare < self._unsaved
 
 
 def batch_bytes(config: TableConfig, candidates: int) -> int:

@@ -4,6 +4,7 @@ import json
 import random
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -157,25 +158,28 @@ def test_more_epochs_go_on_and_the_model_before_them_stays_until_there_is_anothe
 
 def test_the_best_epochs_rows_are_scored(store: Path, tmp_path: Path, few: None) -> None:
     """A learning rate that is much too high ends with a worse model than the best one."""
-    found = train(table_config(store, tmp_path / "run", hidden=32, epochs=10, lr=2.0, eval_splits=["val", "test"], **DISK))
+    found = train(table_config(store, tmp_path / "run", hidden=32, epochs=5, lr=2.0, **DISK))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     scores = [line["val"]["mrr"] for line in lines if "val" in line]
-    assert found["metrics"]["val"]["mrr"] == max(scores) and found["best_epoch"] == int(np.argmax(scores)) < 9
+    best = int(np.argmax(scores))
+    assert found["metrics"]["val"]["mrr"] == max(scores) and found["best_epoch"] == best < 4
+    until = train(table_config(store, tmp_path / "until", hidden=32, epochs=best + 1, lr=2.0, **DISK))
+    assert found["metrics"] == until["metrics"] and rows_of(tmp_path / "run") == rows_of(tmp_path / "until")
 
 
 def test_little_disk_takes_more_checkpoints_and_the_same_bits(store: Path, tmp_path: Path, few: None) -> None:
     settings = {**DISK, "eval_every": 100, "eval_splits": [], "checkpoint_every": 1000}
     one = train(table_config(store, tmp_path / "whole", **settings))
     bucket = one["table"]["bucket_bytes"]
-    two = train(table_config(store, tmp_path / "run", disk=f"{9 * bucket}", **settings))
+    two = train(table_config(store, tmp_path / "run", disk=f"{11 * bucket}", **settings))
     assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
-    assert (tmp_path / "run" / "table" / "slots.bin").stat().st_size <= 9 * bucket
+    assert (tmp_path / "run" / "table" / "slots.bin").stat().st_size <= 11 * bucket
     assert two["checkpoint_bytes_written"] > one["checkpoint_bytes_written"]
     with pytest.raises(ConfigError, match="disk = .* take .* at least: give more"):
-        train(table_config(store, tmp_path / "none", disk=f"{6 * bucket}", **settings))
+        train(table_config(store, tmp_path / "none", disk=f"{10 * bucket}", **settings))
     assert not (tmp_path / "none").exists()
     with pytest.raises(ConfigError, match="holds the table, its last checkpoint and the best model's rows"):
-        train(table_config(store, tmp_path / "best", disk=f"{9 * bucket}", **DISK))
+        train(table_config(store, tmp_path / "best", disk=f"{11 * bucket}", **DISK))
 
 
 def test_automatic_buckets_are_kept(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +241,8 @@ def test_kill_9_at_random_moments(store: Path, tmp_path: Path) -> None:
         for _ in range(3):
             running = begin(out, *(["--resume"] if out.exists() else []))
             time.sleep(rng.uniform(0.2, 1) * took)
-            running.send_signal(signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has come to its end
+                running.send_signal(signal.SIGKILL)
             running.wait()
         assert begin(out, *(["--resume"] if out.exists() else [])).wait().returncode == 0
         assert curve(out) == curve(tmp_path / "whole")
