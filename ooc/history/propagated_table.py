@@ -1,0 +1,145 @@
+"""A table whose rows are trained behind LightGCN's propagation over the whole graph: every step changes every row.
+
+Columns do not depend on each other until a batch's rows are scored, so the table is in blocks of columns, each with the moments
+of Adam, and one block is worked on at a time: it is changed by its gradient, and propagated for the next batch. A step thus
+reads and writes each block once wherever the blocks are, and results do not depend on how many columns a block has.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+
+from ooc.layerwise.propagation import SymmetricAdjacency, propagate
+from ooc.stores.arrays.rows import AnyArray, Ids
+
+PLANES = 3
+"""of a block: the rows, and Adam's two moments"""
+_BETAS, _EPS = (0.9, 0.999), 1e-8
+
+
+class ColumnBlocks(Protocol):
+    """Blocks of columns of a table and its moments, float32[PLANES, N, columns] each, wherever they are."""
+
+    columns: Sequence[int]
+    """of each block"""
+
+    def load(self, block: int) -> Tensor:
+        """A block, to be read, or changed and stored."""
+
+    def store(self, block: int, values: Tensor) -> None:
+        """Keep a block that was changed."""
+
+
+class BlocksInMemory:
+    """`ColumnBlocks` in memory.
+
+    >>> BlocksInMemory([torch.zeros(3, 100, 64)]).columns
+    [64]
+    """
+
+    def __init__(self, blocks: Sequence[Tensor]) -> None:
+        self._blocks = list(blocks)
+        self.columns = [block.shape[2] for block in self._blocks]
+
+    def load(self, block: int) -> Tensor:
+        return self._blocks[block]
+
+    def store(self, block: int, values: Tensor) -> None:
+        self._blocks[block] = values
+
+
+class PropagatedRows(NamedTuple):
+    """Rows of some nodes, to compute a loss of; both want gradients."""
+
+    own: Tensor
+    """in the table, float32[n, width]"""
+    propagated: Tensor
+    """behind the propagation, float32[n, width]"""
+
+    @classmethod
+    def of(cls, own: Tensor, propagated: Tensor) -> Self:
+        return cls(own.requires_grad_(), propagated.requires_grad_())
+
+
+class PropagatedTable:
+    """A table behind LightGCN's propagation, trained by Adam with the exact gradient of each batch.
+
+    Args:
+        blocks: The rows and moments.
+        adjacency: Of the links that carry messages.
+        layers: Of the propagation.
+        steps: That were made so far, for Adam's bias correction.
+
+    >>> rows = table.rows(nodes)
+    >>> loss_of(rows.propagated, rows.own).backward()
+    >>> rows = table.step(nodes, rows, lr=0.01, following=next_nodes)
+    """
+
+    def __init__(self, blocks: ColumnBlocks, adjacency: SymmetricAdjacency, layers: int, steps: int = 0) -> None:
+        self.blocks, self.adjacency, self.layers, self.steps = blocks, adjacency, layers, steps
+        self.width = sum(blocks.columns)
+
+    def rows(self, nodes: Ids) -> PropagatedRows:
+        """The rows of nodes, int64[n], as the table is."""
+        return self._each_block(nodes, lambda values, first, last: False)
+
+    def step(self, nodes: Ids, rows: PropagatedRows, lr: float, following: Ids) -> PropagatedRows:
+        """Make a step of Adam with the gradients of `rows`, and return the rows of the next batch's nodes.
+
+        Args:
+            nodes: Whose rows they are, distinct, int64[n].
+            rows: As `rows` or `step` returned them, after a backward pass.
+            lr: The learning rate.
+            following: Nodes of the next batch, int64[m].
+        """
+        self.steps += 1
+        at = torch.from_numpy(nodes)
+
+        def changed(values: Tensor, first: int, last: int) -> bool:
+            gradient = values.new_zeros(values.shape[1:])
+            if rows.propagated.grad is not None:
+                gradient[at] = rows.propagated.grad[:, first:last]
+                gradient = propagate(self.adjacency, gradient, self.layers)
+            if rows.own.grad is not None:
+                gradient[at] += rows.own.grad[:, first:last]
+            self._adam(values, gradient, lr)
+            return True
+
+        return self._each_block(following, changed)
+
+    def propagated(self, take: Callable[[int, int, AnyArray], None]) -> None:
+        """Give the rows of all nodes behind the propagation, some columns at a time: take(first, last, float32[N, columns])."""
+
+        def taken(values: Tensor, first: int, last: int) -> bool:
+            take(first, last, propagate(self.adjacency, values[0], self.layers).numpy())
+            return False
+
+        self._each_block(np.empty(0, np.int64), taken)
+
+    def _each_block(self, nodes: Ids, work: Callable[[Tensor, int, int], bool]) -> PropagatedRows:
+        """Go through the blocks: work(values, first column, last column) says whether it changed one. Then the nodes' rows."""
+        at = torch.from_numpy(nodes)
+        own, propagated = torch.empty(len(nodes), self.width), torch.empty(len(nodes), self.width)
+        first = 0
+        with torch.no_grad():
+            for block, columns in enumerate(self.blocks.columns):
+                last = first + columns
+                values = self.blocks.load(block)
+                if work(values, first, last):
+                    self.blocks.store(block, values)
+                if len(nodes):
+                    own[:, first:last] = values[0, at]
+                    propagated[:, first:last] = propagate(self.adjacency, values[0], self.layers)[at]
+                first = last
+        return PropagatedRows.of(own, propagated)
+
+    def _adam(self, values: Tensor, gradient: Tensor, lr: float) -> None:
+        rows, first, second = values.unbind()
+        betas: Any = {"beta1": _BETAS[0], "beta2": _BETAS[1]}
+        how: Any = {"amsgrad": False, "weight_decay": 0.0, "maximize": False, "foreach": False, "fused": True}
+        steps = torch.tensor(float(self.steps - 1))
+        adam([rows], [gradient], [first], [second], [], [steps], lr=lr, eps=_EPS, **betas, **how)
