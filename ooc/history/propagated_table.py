@@ -5,20 +5,24 @@ of Adam, and one block is worked on at a time: it is changed by its gradient, an
 reads and writes each block once wherever the blocks are, and results do not depend on how many columns a block has.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.optim.adam import adam
 
+from ooc.history.row_optimizers import ADAM_EPS, BETAS
 from ooc.layerwise.propagation import SymmetricAdjacency, propagate
+from ooc.runtime.parts import in_parts
 from ooc.stores.arrays.rows import AnyArray, Ids
+from ooc.stores.jit import kernel
 
 PLANES = 3
 """of a block: the rows, and Adam's two moments"""
-_BETAS, _EPS = (0.9, 0.999), 1e-8
+Floats = NDArray[np.float32]
 
 
 class ColumnBlocks(Protocol):
@@ -138,8 +142,29 @@ class PropagatedTable:
         return PropagatedRows.of(own, propagated)
 
     def _adam(self, values: Tensor, gradient: Tensor, lr: float) -> None:
-        rows, first, second = values.unbind()
-        betas: Any = {"beta1": _BETAS[0], "beta2": _BETAS[1]}
-        how: Any = {"amsgrad": False, "weight_decay": 0.0, "maximize": False, "foreach": False, "fused": True}
-        steps = torch.tensor(float(self.steps - 1))
-        adam([rows], [gradient], [first], [second], [], [steps], lr=lr, eps=_EPS, **betas, **how)
+        first, second = (1 - beta**self.steps for beta in BETAS)
+        numbers = (1 - BETAS[0], 1 - BETAS[1], -lr / first, 1 / math.sqrt(second), ADAM_EPS)
+        arrays = [each.reshape(-1).numpy() for each in (*values, gradient)]
+        own = tuple(map(np.float32, numbers))
+        in_parts(lambda begin, end: _adam(*(each[begin:end] for each in arrays), *own), len(arrays[0]))
+
+
+@kernel
+def _adam(
+    rows: Floats,
+    first: Floats,
+    second: Floats,
+    gradient: Floats,
+    one: np.float32,
+    two: np.float32,
+    step: np.float32,
+    scale: np.float32,
+    eps: np.float32,
+) -> None:
+    """A step of `torch.optim.Adam`, whose own kernels round the ends of vectors otherwise than the rest."""
+    for i in range(len(rows)):
+        found = gradient[i]
+        average = first[i] + (found - first[i]) * one
+        square = second[i] + (found * found - second[i]) * two
+        first[i], second[i] = average, square
+        rows[i] += step * (average / (np.sqrt(square) * scale + eps))
