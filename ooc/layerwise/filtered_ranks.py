@@ -6,7 +6,7 @@ and equal ones count half: the rank is the mean of those that ties leave open, s
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from ooc.stores.jit import kernel
 
 QUERIES, CANDIDATES = 512, 4096
 """of a tile of scores"""
+Allowed = Callable[[Ids], NDArray[np.bool_]]
+"""which of nodes, int64[m], are candidates: bool[m]"""
 _PASSES = 2
 """over the table: the scores of true answers are known after the first one"""
 
@@ -98,18 +100,13 @@ class Answers:
     group: Ids
     node: Ids
 
-    @classmethod
-    def none(cls) -> "Answers":
-        """No answers but the true ones of the queries."""
-        return cls(np.empty(0, np.int64), np.empty(0, np.int64))
-
 
 def filtered_ranks(
     scorer: LinkScorer,
     queries: Queries,
     table: Table,
     known: Answers | None = None,
-    allowed: Callable[[Ids], NDArray[np.bool_]] | None = None,
+    allowed: Allowed | None = None,
 ) -> TrueRanks:
     """The ranks of true answers among all candidates, in blocks.
 
@@ -134,9 +131,9 @@ def filtered_ranks(
     """
     count = len(queries.true)
     own, above, equal = np.empty(count, np.float32), np.zeros(count, np.int64), np.zeros(count, np.int64)
-    answers = _ByNode.of(queries, Answers.none() if known is None else known)
+    answers = AnswersByNode.of(queries.true, queries.group, known)
     one = _Pass(scorer, queries, table, answers, allowed)
-    pending = list(_tiles(count))
+    pending = list(tiles_of(count))
     with evaluating(scorer), torch.no_grad():
         for tile in pending:
             rows = torch.from_numpy(table.read(queries.true[tile]))
@@ -152,16 +149,16 @@ def filtered_ranks(
     return TrueRanks(above, equal)
 
 
-class _ByNode(NamedTuple):
-    """Known answers, the true ones too, in order of the node."""
+class AnswersByNode(NamedTuple):
+    """Known answers of groups of queries in order of the node, each once."""
 
     node: Ids
     group: Ids
 
     @classmethod
-    def of(cls, queries: Queries, known: Answers) -> "_ByNode":
-        node = np.concatenate([queries.true, known.node])
-        group = np.concatenate([queries.group, known.group])
+    def of(cls, node: Ids, group: Ids, known: Answers | None = None) -> Self:
+        if known is not None:
+            node, group = np.concatenate([node, known.node]), np.concatenate([group, known.group])
         order = np.lexsort((group, node))
         node, group = node[order], group[order]
         new = np.ones(len(node), bool)
@@ -183,12 +180,12 @@ class _Pass:
     scorer: LinkScorer
     queries: Queries
     table: Table
-    answers: _ByNode
-    allowed: Callable[[Ids], NDArray[np.bool_]] | None
+    answers: AnswersByNode
+    allowed: Allowed | None
 
     def run(self, tiles: list[slice], own: NDArray[np.float32], found: NDArray[np.float32], above: Ids, equal: Ids) -> None:
         """Add the candidates above and beside `own` in these tiles; found: receives the scores of true answers in blocks."""
-        for ids, rows in self._blocks():
+        for ids, rows in candidate_blocks(self.table, self.allowed):
             group, place = self.answers.within(ids)
             at = _places(self.queries.true, ids)
             candidates = torch.from_numpy(rows)
@@ -199,18 +196,19 @@ class _Pass:
                 if not _count(scores, own[tile], at[tile], begin, end, place, found[tile], above[tile], equal[tile]):
                     raise OocError("a link was scored with NaN: the rows or the relations' rows are not finite")
 
-    def _blocks(self) -> Iterator[tuple[Ids, AnyArray]]:
-        """Candidates, at most `CANDIDATES` at a time."""
-        for ids, rows in self.table.blocks():
-            if self.allowed is not None:
-                some = self.allowed(ids)
-                ids, rows = ids[some], rows[some]
-            for start in range(0, len(ids), CANDIDATES):
-                part = slice(start, start + CANDIDATES)
-                yield ids[part], np.ascontiguousarray(rows[part], np.float32)
+
+def candidate_blocks(table: Table, allowed: Allowed | None) -> Iterator[tuple[Ids, AnyArray]]:
+    """The rows of a table that are candidates, at most `CANDIDATES` at a time."""
+    for ids, rows in table.blocks():
+        if allowed is not None:
+            some = allowed(ids)
+            ids, rows = ids[some], rows[some]
+        for start in range(0, len(ids), CANDIDATES):
+            part = slice(start, start + CANDIDATES)
+            yield ids[part], np.ascontiguousarray(rows[part], np.float32)
 
 
-def _tiles(count: int) -> Iterator[slice]:
+def tiles_of(count: int) -> Iterator[slice]:
     return (slice(start, min(start + QUERIES, count)) for start in range(0, count, QUERIES))
 
 

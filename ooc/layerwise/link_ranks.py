@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ooc.layerwise.filtered_ranks import CANDIDATES, Answers, Queries, Table, filtered_ranks
+from ooc.layerwise.filtered_ranks import CANDIDATES, Allowed, Answers, Queries, Table, filtered_ranks
 from ooc.metrics.links import LinkScores
 from ooc.models.link_scores import LinkScorer
 from ooc.runtime.keyed_random import KeyedPermutation
@@ -20,7 +20,6 @@ _ANSWER_BYTES = 96
 """of memory that a known answer takes while those of a pass are put in order"""
 _QUERY_BYTES = 128
 """of a query, beside its row and the row of its true answer"""
-Allowed = Callable[[Ids], NDArray[np.bool_]]
 
 
 class LabelledLinks(NamedTuple):

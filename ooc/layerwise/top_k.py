@@ -164,7 +164,7 @@ class Ranking:
                     tile = slice(start, start + SOURCES)
                     scores = _scores(self.decoder, source[tile], target)
                     own = indptr[start : start + len(scores) + 1]
-                    if not _keep_best(scores, own_item[tile], item, own, node, best.item[tile], best.score[tile]):
+                    if not keep_best(scores, own_item[tile], item, own, node, best.item[tile], best.score[tile]):
                         raise OocError("the decoder scored a pair with NaN: the embeddings or its parameters are not finite")
 
 
@@ -325,10 +325,13 @@ def _rows_of(rows: Any) -> tuple[Rows, bool]:
 
 
 @kernel
-def _keep_best(
+def keep_best(
     scores: NDArray[np.float32], source: Ids, item: Ids, indptr: Ids, known: Ids, best: Ids, value: NDArray[np.float32]
 ) -> bool:
-    """Put a tile's items into the lists of its sources (descending); False for a NaN."""
+    """Put a tile's items (ascending) into the lists of its sources (descending, of equal scores the smaller item first).
+
+    source: the item that is not one for each; known[indptr[i]:indptr[i + 1]]: others that are not, ascending. False for a NaN.
+    """
     last = best.shape[1] - 1
     for i in range(scores.shape[0]):
         at, end = indptr[i], indptr[i + 1]
@@ -338,10 +341,14 @@ def _keep_best(
             score = scores[i, j]
             if np.isnan(score):
                 return False
-            if score <= value[i, last] or item[j] == source[i] or (at < end and known[at] == item[j]):
+            if score < value[i, last] or score == -np.inf or item[j] == source[i] or (at < end and known[at] == item[j]):
+                continue
+            if score == value[i, last] and best[i, last] < item[j]:
                 continue
             place = last
-            while place > 0 and value[i, place - 1] < score:
+            while place > 0 and (
+                value[i, place - 1] < score or (value[i, place - 1] == score and best[i, place - 1] > item[j])
+            ):
                 value[i, place], best[i, place] = value[i, place - 1], best[i, place - 1]
                 place -= 1
             value[i, place], best[i, place] = score, item[j]
