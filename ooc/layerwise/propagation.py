@@ -87,9 +87,10 @@ class SymmetricAdjacency:
         scaled, out = rows * self._weight, torch.empty_like(rows)
         for first, stop in _ranges(self.indptr, _ENTRIES_AT_ONCE):
             begin, end = int(self.indptr[first]), int(self.indptr[stop])
-            neighbor = torch.from_numpy(np.array(self.neighbor[begin:end], np.int64))
-            out[first:stop] = bag_sum(neighbor, scaled, torch.from_numpy(self.indptr[first : stop + 1] - begin), None)
-        return out.mul_(self._weight)
+            neighbor = torch.from_numpy(np.array(self.neighbor[begin:end]))
+            place = torch.from_numpy((self.indptr[first : stop + 1] - begin).astype(self.neighbor.dtype, copy=False))
+            torch.mul(bag_sum(neighbor, scaled, place, None), self._weight[first:stop], out=out[first:stop])
+        return out
 
 
 def propagate(adjacency: SymmetricAdjacency, rows: Tensor, layers: int) -> Tensor:
