@@ -12,6 +12,7 @@ from ooc.config.base import FREE_TO_CHANGE, RunConfig, parse, read_config, saved
 from ooc.config.edges import EdgeConfig
 from ooc.config.events import EventsConfig
 from ooc.config.graphs import GraphConfig
+from ooc.config.lightgcn import LightGCNConfig
 from ooc.config.links import LinkConfig
 from ooc.config.nodes import OWN, FullConfig, TrainConfig
 from ooc.config.snapshots import SnapshotsConfig
@@ -29,6 +30,7 @@ def choices() -> dict[tuple[str, str], type[RunConfig]]:
         ("edge", "sampled"): EdgeConfig,
         ("graph", "graphs"): GraphConfig,
         ("link", "sampled"): LinkConfig,
+        ("link", "lightgcn"): LightGCNConfig,
         ("link", "events"): EventsConfig,
         ("link", "snapshots"): SnapshotsConfig,
         ("link", "table"): TableConfig,

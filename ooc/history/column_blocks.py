@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ooc.history.propagated_table import PLANES
 from ooc.runtime.keyed_random import keyed_uniform
-from ooc.stores.arrays.bucket_rows import BucketRows
+from ooc.stores.arrays.bucket_rows import PIECE_BYTES, BucketRows
 from ooc.stores.io.pages import PAGE_BYTES, page_buffer
 
 MOVING = 2
@@ -50,7 +50,7 @@ class StoredBlocks:
     def __init__(self, files: BucketRows, num_rows: int, columns: list[int], room: int, stream: int, bound: float) -> None:
         assert len(set(columns)) == 1, "blocks are of equal width"
         assert room >= min(MOVING, len(columns)), "one block is read while another is worked on"
-        self.files, self.columns, self._rows = files, columns, num_rows
+        self.files, self.columns, self._rows = files, tuple(columns), num_rows
         self._stream, self._bound = np.uint64(stream), np.float32(bound)
         self._stay = len(columns) if room >= len(columns) else room - MOVING
         self._there: dict[int, NDArray[np.uint8]] = {}
@@ -84,6 +84,18 @@ class StoredBlocks:
     def store(self, block: int, values: Tensor) -> None:
         """See `ColumnBlocks`: `values` is what `load` returned."""
         self._dirty.add(block)
+
+    def keep(self, name: str) -> None:
+        """Keep the blocks as they are under a name, in place of what had it; see `load_kept`."""
+        self.flush()
+        self.files.keep(name)
+
+    def load_kept(self, block: int, name: str) -> Tensor:
+        """A block as it was when it was kept; in memory of its own."""
+        buffer = page_buffer(self.files.bucket_bytes)
+        for first in range(0, len(buffer), PIECE_BYTES):
+            self.files.load_part(block, first, buffer[first : first + PIECE_BYTES], name)
+        return self._values(buffer)
 
     def flush(self) -> None:
         """Write the blocks that were changed since. Raises StoreError for a full disk."""

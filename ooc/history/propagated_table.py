@@ -28,8 +28,9 @@ Floats = NDArray[np.float32]
 class ColumnBlocks(Protocol):
     """Blocks of columns of a table and its moments, float32[PLANES, N, columns] each, wherever they are."""
 
-    columns: Sequence[int]
-    """of each block"""
+    @property
+    def columns(self) -> Sequence[int]:
+        """Columns of each block."""
 
     def load(self, block: int) -> Tensor:
         """A block, to be read, or changed and stored."""

@@ -7,6 +7,7 @@ from ooc.training.event_mode import EventMode
 from ooc.training.full_mode import FullMode
 from ooc.training.graph_mode import GraphMode
 from ooc.training.history_mode import HistoryMode
+from ooc.training.lightgcn_mode import LightGCNMode
 from ooc.training.link_mode import LinkMode
 from ooc.training.mode import Mode
 from ooc.training.snapshot_mode import SnapshotMode
@@ -21,6 +22,7 @@ MODES: dict[tuple[str, str], type[Mode]] = {
     ("edge", "sampled"): EdgeMode,
     ("graph", "graphs"): GraphMode,
     ("link", "sampled"): LinkMode,
+    ("link", "lightgcn"): LightGCNMode,
     ("link", "events"): EventMode,
     ("link", "snapshots"): SnapshotMode,
     ("link", "table"): TableMode,

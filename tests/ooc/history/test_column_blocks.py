@@ -75,6 +75,17 @@ def test_a_table_goes_on_from_its_checkpoint(tmp_path, wanted):
         assert torch.equal(whole(blocks), wanted[1])
 
 
+def test_blocks_are_kept_as_they_were_while_training_goes_on(tmp_path):
+    with opened(tmp_path / "table", 2, MOVING) as blocks:
+        steps(blocks, 0, 2)
+        then = whole(blocks)
+        blocks.keep("best")
+        steps(blocks, 2, 2, 2)
+        kept = torch.cat([blocks.load_kept(block, "best") for block in range(len(blocks.columns))], 2)
+        assert torch.equal(kept, then)
+        assert not torch.equal(whole(blocks), then)
+
+
 def test_a_new_table_has_keyed_rows_and_writes_nothing(tmp_path):
     with opened(tmp_path / "table", 3, MOVING) as blocks:
         found = whole(blocks)

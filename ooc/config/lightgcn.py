@@ -1,0 +1,101 @@
+"""Settings of LightGCN (`ooc train --task link --mode lightgcn`). Imports nothing heavy; see `ooc.config.nodes`."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from ooc.config.base import Counts, Fraction, Positive, Ratio, RunConfig, Width, Words, changed, task_name
+
+_HELD_OUT = 0.1
+
+
+class LightGCNConfig(RunConfig):
+    """Settings of LightGCN with the propagation over the whole graph in every step.
+
+    >>> LightGCNConfig(store="gowalla.ooc", out="runs/gowalla", layers=3).loss
+    'bpr'
+    """
+
+    refused = ("dropout", "optimizer", "weight_decay", "grad_clip", "model_args", "features", "in_memory", "tf32", "device")
+    mode: Literal["lightgcn"] = Field(
+        default="lightgcn", description="a row for every node, trained behind LightGCN's propagation over the whole graph."
+    )
+    task: Annotated[Literal["link"], BeforeValidator(task_name)] = "link"
+    model: Literal["lightgcn"] = Field(default="lightgcn", description="lightgcn.")  # type: ignore[assignment]
+    hidden: Width = Field(default=64, description="Columns of a row.")
+    layers: Positive = Field(default=3, description="Layers of the propagation, whose mean is scored.")
+    edge_type: str | None = Field(
+        default=None, description="Edge type of the links (heterogeneous), as user:likes:item; by default the one there is."
+    )
+    dropout: Fraction = Field(default=0.0, description="Not of lightgcn.")
+    # the loss
+    loss: Literal["bpr", "softmax"] = Field(
+        default="bpr",
+        description="bpr (against random destinations of each link, as published) or softmax (against random destinations that "
+        "all links of a batch share).",
+    )
+    ratio: Ratio = Field(default=1, description="Negatives: per link (bpr), or of a batch (softmax, some hundreds).")
+    similarity: Literal["dot", "cosine"] = Field(
+        default="dot", description="What scores a pair in training (softmax): dot, or cosine of the two rows."
+    )
+    temperature: float = Field(default=1.0, gt=0, description="Scores are divided by it (softmax); of cosines about 0.15.")
+    l2: float = Field(default=1e-4, ge=0, description="L2 penalty on the rows of a batch's links and negatives, a link's mean.")
+    init: float = Field(default=0.17, gt=0, description="Rows begin uniform in [-init, init).")
+    # optimization
+    epochs: Positive = Field(default=100, description="Epochs: passes over the training links.")
+    batch_size: Positive = Field(default=2048, description="Links per batch.")
+    lr: float = Field(default=0.001, gt=0, description="Learning rate of Adam.")
+    # evaluation
+    train_split: str = Field(default="train", description="Name of the split to train on.")
+    val_split: str = Field(default="val", description="Name of the split that selects the best rows.")
+    eval_splits: Words = Field(default=["val", "test"], description='Splits to score at the end with the best rows; none: "".')
+    val: Fraction | None = Field(
+        default=None,
+        description="Share of the edges for validation, at random; by default the store's split of edges, else 0.1.",
+    )
+    test: Fraction | None = Field(
+        default=None, description="Share of the edges for test, at random; by default the store's split of edges, else 0.1."
+    )
+    eval_k: Counts = Field(
+        default=[20], description="k of Recall@k and NDCG@k, such as 10,20: all destinations are ranked for every source."
+    )
+    eval_every: Positive = Field(default=10, description="Epochs between evaluations on validation.")
+    monitor: str | None = Field(
+        default=None,
+        description="Validation score that selects the best rows: recall@k or ndcg@k; by default recall@k of the "
+        "first of `eval_k`.",
+    )
+
+    @model_validator(mode="after")
+    def _of_the_others(self) -> Self:
+        if unused := changed(self, *self.refused):
+            raise ValueError(f"{unused[0]} does not apply to mode lightgcn: leave it out")
+        if self.loss == "bpr" and (unused := changed(self, "similarity", "temperature")):
+            raise ValueError(f"{unused[0]} does not apply to loss = bpr: leave it out, or use softmax")
+        if sum(self.shares) >= 1:
+            raise ValueError("val = {} and test = {} leave no edges to train on: give less".format(*self.shares))
+        if not self.eval_k:
+            raise ValueError("eval_k must name at least one k, such as 20: recall@k selects the best rows")
+        known = [f"{score}@{k}" for k in self.eval_k for score in ("recall", "ndcg")]
+        if self.monitor is not None and self.monitor not in known:
+            raise ValueError(f"monitor = {self.monitor!r} is no score of eval_k: use one of {', '.join(known)}")
+        return self
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """Of the edges for validation and test, where they are divided at random."""
+        return (_HELD_OUT if self.val is None else self.val), (_HELD_OUT if self.test is None else self.test)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the edges are divided at random although the store may have a split."""
+        return not (self.val is None and self.test is None)
+
+    @property
+    def monitored(self) -> str:
+        """The score that selects the best rows."""
+        return self.monitor or f"recall@{self.eval_k[0]}"
+
+    @property
+    def batches(self) -> str:
+        return f"propagation over the whole graph, batches of {self.batch_size:,} links"

@@ -1,0 +1,314 @@
+"""The mode "lightgcn": rows of nodes behind LightGCN's propagation over the whole graph, exact in every step."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ooc.config.lightgcn import LightGCNConfig
+from ooc.history.column_blocks import MOVING, StoredBlocks, column_bytes
+from ooc.history.history import Growth
+from ooc.history.propagated_table import PropagatedRows, PropagatedTable
+from ooc.layerwise.propagation import SymmetricAdjacency, propagate
+from ooc.loading.relation_links import RelationLinks, RelationSplit
+from ooc.metrics.link_losses import LinkLoss
+from ooc.models.edge_decoders import DotDecoder
+from ooc.runtime.keyed_random import Cursor, Purpose, key, seeds_of, steps_of
+from ooc.runtime.memory_plan import plan_memory
+from ooc.runtime.ranks import ALONE, Ranks
+from ooc.sampling.bucket_draws import drawn_nodes
+from ooc.sampling.links import EdgeLookup
+from ooc.stores.arrays.bucket_rows import BucketRows
+from ooc.stores.arrays.members import Members
+from ooc.stores.arrays.mutable_rows import DiskRows
+from ooc.stores.arrays.rows import AnyArray, Ids
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.io.atomic import remove_tree
+from ooc.stores.sizes import format_bytes
+from ooc.training.link_mode import link_type
+from ooc.training.link_ranking import LinkRankings
+from ooc.training.mode import Mode, RunContext, RunState, Scores
+
+FOLDER, EMBEDDINGS = "table", "embeddings"
+"""of the rows with their moments; of what they become behind the propagation, by node, once the run has ended"""
+BEST = "best"
+"""name of the view of the best rows on validation"""
+_WORKING = 6
+"""blocks' rows that are in memory while one is propagated, beside its own"""
+_ROWS_AT_ONCE = 2**14
+
+
+class LinkBatch(NamedTuple):
+    """Links of a step: the nodes that they and their negatives have, each once, and where theirs are among these."""
+
+    node: Ids
+    source: Tensor
+    """int64[b]"""
+    target: Tensor
+    negative: Tensor
+    """int64[b, ratio], or int64[ratio] where the batch shares them"""
+
+
+class LightGCNMode(Mode):
+    """Every row is changed by the exact gradient of a batch of links; see `Mode`."""
+
+    config: LightGCNConfig
+    auto_device = "cpu"
+    typed = True
+
+    def __init__(self, config: LightGCNConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
+        super().__init__(config, dataset, ranks)
+        self.key = link_type(config.edge_type, dataset)
+        self.links = RelationLinks(dataset, config.edge_type, relations=False)
+        edges = dataset.edges(self.key)
+        stored = bool(edges.splits) and not config.is_divided
+        self.split = RelationSplit(self.links, None if stored else config.shares, config.train_split, config.seed)
+        self.lookup = EdgeLookup(edges.graph)
+        self.train: Members = self.split.members(config.train_split)[0]
+        if not len(self.train):
+            raise ConfigError(f"{config.store} has no edges left to train on: give a smaller val and test")
+        self.model, self.monitor = DotDecoder(), config.monitored
+        self.loss_of = LinkLoss(config.loss)
+        self.budget = plan_memory(dataset)
+        self.columns, self.room = self._divided()
+        self._now: tuple[int, int] | None = None
+        self._rows: PropagatedRows | None = None
+        self._batch: LinkBatch | None = None
+
+    def _divided(self) -> tuple[list[int], int]:
+        """(columns of each block, blocks that memory holds). Raises BudgetError where it does not hold a column of each."""
+        width, column = self.config.hidden, column_bytes(self.links.num_nodes)
+        working = _WORKING * 4 * self.links.num_nodes
+        room = self.budget.batches - self._adjacency_bytes()
+        if room >= width * (column + working):
+            return [width], 1
+        most = room // (MOVING * column + working)
+        own = max((each for each in range(1, width + 1) if width % each == 0 and each <= most), default=0)
+        if not own:
+            need = format_bytes(MOVING * column + working - room)
+            raise BudgetError(
+                f"a column of {self.links.num_nodes:,} rows and the links do not fit the memory: give {need} more"
+            )
+        stay = (room - own * (MOVING * column + working)) // (own * column)
+        return [own] * (width // own), min(width // own, MOVING + stay)
+
+    def _adjacency_bytes(self) -> int:
+        """Of the neighbors that are in memory, and of two numbers a node."""
+        entries = 8 * len(self.train)
+        return 16 * self.links.num_nodes + min(entries, self._adjacency_room)
+
+    @property
+    def _adjacency_room(self) -> int:
+        """Bytes of memory that neighbors may take; more of them are in a file."""
+        return self.budget.batches // 4
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return steps_of(len(self.train), self.config.batch_size)
+
+    @property
+    def seeds_per_step(self) -> int:
+        return self.config.batch_size
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """Of no parameter: the rows' is their table's."""
+        return torch.optim.SGD([torch.zeros(())], self.config.lr)
+
+    def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
+        self.run = run
+        path, state = self.config.out / FOLDER, None if saved is None else saved["table"]
+        if state is not None:
+            self.columns = list(state["columns"])
+            self.room = min(len(self.columns), max(MOVING, self.room))
+        rows = self.links.num_nodes
+        new = state is None or not (path / "slots.bin").exists()
+        if state is None:
+            remove_tree(path)
+        files = (
+            StoredBlocks.create(path, rows, self.columns) if new else BucketRows.open(path, state["blocks"] if state else None)
+        )
+        stream = key(self.config.seed, Purpose.TABLE)
+        self.blocks = StoredBlocks(files, rows, self.columns, self.room, stream, self.config.init)
+        self.opened.enter_context(closing(self.blocks))
+        self.kept = state is not None and bool(state["kept"])
+        self._steps_before = 0 if state is None else int(state["steps"])
+
+    def prepare(self) -> None:
+        """Put the links that carry messages in order."""
+        members = [self.train]
+        pieces = lambda: ((head, tail) for head, _, tail in self.links.pieces(members))  # noqa: E731
+        made = self.config.out / "neighbors"
+        adjacency = SymmetricAdjacency.of(pieces, self.links.num_nodes, max(2**24, self._adjacency_room), made)
+        self.table = PropagatedTable(self.blocks, adjacency, self.config.layers, self._steps_before)
+
+    def notes(self) -> list[str]:
+        rows, blocks = self.links.num_nodes, len(self.columns)
+        where = "in memory" if self.room >= blocks else f"{blocks} blocks of {self.columns[0]} columns, {self.room} in memory"
+        parts = ", ".join(f"{self.split.count(name):,} of {name}" for name in self.split.names)
+        return [*super().notes(), f"links: {parts}; {rows:,} rows, {where}"]
+
+    def batches(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
+        for number in range(step, stop):
+            yield epoch, number
+
+    def links_of(self, epoch: int, step: int) -> LinkBatch:
+        """The batch of a step: a function of (seed, epoch, step)."""
+        config = self.config
+        slot = self.train[seeds_of(self.train, Cursor(epoch, step), config.batch_size, True, config.seed)]
+        source, target = self.lookup.ends(slot)
+        source, target = source + self.links.heads.start, target + self.links.tails.start
+        count = config.ratio * (1 if config.loss == "softmax" else len(slot))
+        draw = key(config.seed, Purpose.NEGATIVE, epoch, step)
+        negative = drawn_nodes(draw, count, np.zeros(1, np.int64), 1, self.links.tails)
+        node, place = np.unique(np.concatenate([source, target, negative]), return_inverse=True)
+        first, second, third = np.split(place, [len(slot), 2 * len(slot)])
+        shape = (-1,) if config.loss == "softmax" else (len(slot), config.ratio)
+        return LinkBatch(node, torch.from_numpy(first), torch.from_numpy(second), torch.from_numpy(third.reshape(shape)))
+
+    def loss(self, batch: Any) -> Tensor:
+        """The loss of the links of (epoch, step), by rows that a step before has propagated where there was one."""
+        if self._now != batch or self._rows is None:
+            self._batch = self.links_of(*batch)
+            self._rows, self._now = self.table.rows(self._batch.node), batch
+        assert self._batch is not None
+        return self._loss(self._batch, self._rows)
+
+    def _loss(self, links: LinkBatch, found: PropagatedRows) -> Tensor:
+        config, rows = self.config, found.propagated
+        if config.similarity == "cosine":
+            rows = F.normalize(rows, dim=-1)
+        source, target, negative = rows[links.source], rows[links.target], rows[links.negative]
+        positive = (source * target).sum(-1) / config.temperature
+        if config.loss == "softmax":
+            known = links.negative[None] == links.target[:, None]
+            loss = self.loss_of(positive, source @ negative.t() / config.temperature, known)
+        else:
+            loss = self.loss_of(positive, (source.unsqueeze(1) * negative).sum(-1))
+        if not config.l2:
+            return loss
+        places = links.source, links.target, links.negative.flatten()
+        return loss + config.l2 / 2 * sum(found.own[place].square().sum() / len(place) for place in places)
+
+    def step(self, batch: Any, share: int, last: bool = True) -> Tensor:
+        loss = self.loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Change all rows, and propagate them for the next step, in the same pass over the blocks."""
+        assert self._now is not None
+        assert self._rows is not None
+        assert self._batch is not None
+        epoch, step = self._now
+        after = (epoch, step + 1) if step + 1 < self.steps_per_epoch else (epoch + 1, 0)
+        ends = after[0] >= self.config.epochs or self.run.state.total_steps + 1 >= (self.config.max_steps or 1 << 62)
+        following = None if ends else self.links_of(*after)
+        nodes = np.empty(0, np.int64) if following is None else following.node
+        self._rows = self.table.step(self._batch.node, self._rows, self.config.lr, nodes)
+        self._batch, self._now = following, None if ends else after
+
+    def evaluate(self) -> dict[str, Any]:
+        """See `Mode`: Recall@k and NDCG@k of validation, where there are links of it."""
+        if self.config.val_split not in self.split.names or not self.split.count(self.config.val_split):
+            return {}
+        scores = self._ranked([self.config.val_split], kept=False)[self.config.val_split]
+        best = self.run.judge(scores)
+        if best:
+            self.blocks.keep(BEST)
+            self.kept = True
+        return {"val": scores, "best": best}
+
+    def ended(self) -> dict[str, Any]:
+        """See `Mode`: the best rows behind the propagation are written by node."""
+        remove_tree(self.config.out / EMBEDDINGS)
+        self._write(self.config.out / EMBEDDINGS, self.kept).close()
+        return {EMBEDDINGS: EMBEDDINGS}
+
+    def final_scores(self) -> dict[str, Scores]:
+        wanted = [name for name in self.split.names if name in self.config.eval_splits and self.split.count(name)]
+        if not wanted:
+            return {}
+        booked = self.run.measure("ranking"), self.run.booked("evaluate_seconds")
+        with booked[0], booked[1], closing(DiskRows.open(self.config.out / EMBEDDINGS)) as rows:
+            return self._scores(wanted, rows)
+
+    def _ranked(self, wanted: list[str], kept: bool) -> Mapping[str, Scores]:
+        """The scores of rows as they are now."""
+        path = self.config.out / f"{EMBEDDINGS}-now"
+        remove_tree(path)
+        try:
+            with closing(self._write(path, kept)) as rows:
+                return self._scores(wanted, rows)
+        finally:
+            remove_tree(path)
+
+    def _scores(self, wanted: list[str], rows: DiskRows) -> dict[str, Scores]:
+        config = self.config
+        parts = {name: self.split.members(name)[0] for name in self.split.names if name != config.train_split}
+        ranking = LinkRankings(self.dataset, self.key, parts, config.val_split, config.eval_k, config.out / "ranking")
+
+        def embedded(node_type: str, ids: Ids | None) -> Iterator[tuple[Ids, AnyArray]]:
+            first, count = self.links.first[node_type], self.dataset.nodes(node_type).num_nodes
+            every = np.arange(count) if ids is None else ids
+            for start in range(0, len(every), _ROWS_AT_ONCE):
+                node = every[start : start + _ROWS_AT_ONCE]
+                out = np.empty((len(node), rows.shape[1]), np.float32)
+                rows.read(node + first, out)
+                yield node, out
+
+        return ranking.scores(wanted, embedded, self.model)
+
+    def _write(self, path: Path, kept: bool) -> DiskRows:
+        """The rows behind the propagation by node; of several blocks of columns, each in a file of its own first."""
+        rows, width = self.links.num_nodes, self.config.hidden
+        parts: list[DiskRows] = []
+        for block, columns in enumerate(self.columns):
+            own = path.with_name(f"{path.name}-{block}") if len(self.columns) > 1 else path
+            remove_tree(own)
+            part = DiskRows.create(own, (rows, columns), "float32")
+            parts.append(part)
+            values = self.blocks.load_kept(block, BEST) if kept else self.blocks.load(block)
+            found = propagate(self.table.adjacency, values[0], self.config.layers).numpy()
+            for node in _parts_of(rows):
+                part.write(node, found[node])
+        if len(parts) == 1:
+            return parts[0]
+        whole = DiskRows.create(path, (rows, width), "float32")
+        for node in _parts_of(rows):
+            columns_of = [np.empty((len(node), part.shape[1]), np.float32) for part in parts]
+            for part, out in zip(parts, columns_of, strict=True):
+                part.read(node, out)
+            whole.write(node, np.concatenate(columns_of, 1))
+        for block, part in enumerate(parts):
+            part.close()
+            remove_tree(path.with_name(f"{path.name}-{block}"))
+        return whole
+
+    def state(self, cursor: RunState) -> dict[str, Any]:
+        about = {"columns": self.columns, "steps": self.table.steps, "kept": self.kept}
+        return {"table": {**about, "blocks": self.blocks.state()}}
+
+    def commit(self) -> None:
+        self.blocks.files.commit()
+
+    def adapt(self, saved: dict[str, Any], touched: Ids) -> tuple[dict[str, Any], Growth]:
+        raise ConfigError(f"mode {self.config.mode} does not go on after the store has grown: start another run")
+
+    def counts(self) -> dict[str, Any]:
+        files = self.blocks.files
+        return {"history_bytes_read": files.bytes_read, "history_bytes_written": files.bytes_written, "stages": {}}
+
+    def finish(self, result: dict[str, Any]) -> dict[str, Any]:
+        (self.config.out / "neighbors").unlink(missing_ok=True)
+        return {"columns": self.columns}
+
+
+def _parts_of(count: int) -> Iterator[Ids]:
+    for start in range(0, count, _ROWS_AT_ONCE):
+        yield np.arange(start, min(start + _ROWS_AT_ONCE, count))

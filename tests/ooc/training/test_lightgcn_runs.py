@@ -1,0 +1,158 @@
+"""Runs of mode "lightgcn" against PyG's model trained by torch in RAM on the same batches."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+from torch_geometric.nn.models import LightGCN
+from torch_geometric.utils import to_undirected
+
+import ooc
+from ooc.config.lightgcn import LightGCNConfig
+from ooc.runtime import memory_plan
+from ooc.stores.arrays.mutable_rows import DiskRows
+from ooc.stores.errors import BudgetError, ConfigError
+from ooc.training.loop import train
+from ooc.training.open_run import open_run
+from ooc.training.watchers import Watchers
+from tests.ooc.runs import KillAt, Killed, curve
+
+USERS, ITEMS, GROUPS, WIDTH = 40, 30, 5, 8
+SMALL: dict[str, Any] = {"batch_size": 32, "hidden": WIDTH, "layers": 2, "epochs": 3, "lr": 0.03, "threads": 1, "eval_every": 1}
+SMALL |= {"eval_k": [5], "l2": 0.01}
+KINDS = [{"loss": "bpr", "ratio": 2}, {"loss": "softmax", "ratio": 16, "similarity": "cosine", "temperature": 0.3}]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Users like items of their group; a split of the likes."""
+    rng, data = np.random.default_rng(0), HeteroData()
+    user, item = rng.integers(0, USERS // GROUPS, 300) * GROUPS, rng.integers(0, ITEMS // GROUPS, 300) * GROUPS
+    group = rng.integers(0, GROUPS, 300)
+    likes = np.unique(np.stack([user + group, item + group]), axis=1)
+    part = rng.random(likes.shape[1])
+    data["user"].num_nodes, data["item"].num_nodes = USERS, ITEMS
+    edges = data["user", "likes", "item"]
+    edges.edge_index = torch.from_numpy(likes)
+    edges.edge_train_mask, edges.edge_val_mask = torch.from_numpy(part < 0.7), torch.from_numpy(part > 0.85)
+    edges.edge_test_mask = torch.from_numpy((part >= 0.7) & (part <= 0.85))
+    path = tmp_path_factory.mktemp("shop") / "shop.ooc"
+    ooc.from_data(data, path).close()
+    return path
+
+
+def config(store: Path, out: Path, **settings: Any) -> LightGCNConfig:
+    return LightGCNConfig(store=store, out=out, **{**SMALL, **settings})
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in curve(out).splitlines()]
+
+
+def embeddings(out: Path) -> np.ndarray:
+    with closing(DiskRows.open(out / "embeddings")) as rows:
+        found = np.empty(rows.shape, np.float32)
+        rows.read(np.arange(len(found)), found)
+        return found
+
+
+def little_memory(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
+    monkeypatch.setattr(memory_plan.MemoryPlan, "batches", property(lambda plan: batches))
+
+
+def in_ram(run: Any, settings: LightGCNConfig) -> tuple[list[float], torch.Tensor]:
+    """Losses of PyG's model with torch's Adam on the run's batches, and its rows behind the propagation."""
+    mode = run.mode
+    heads, _, tails = mode.split.links("train")
+    edge_index = to_undirected(torch.from_numpy(np.stack([heads, tails])), num_nodes=USERS + ITEMS)
+    model = LightGCN(USERS + ITEMS, WIDTH, settings.layers)
+    with torch.no_grad():
+        model.embedding.weight.copy_(torch.cat([mode.blocks.load(block)[0] for block in range(len(mode.columns))], 1))
+    optimizer, losses = torch.optim.Adam(model.parameters(), settings.lr), []
+    for epoch in range(settings.epochs):
+        for step in range(mode.steps_per_epoch):
+            links = mode.links_of(epoch, step)
+            node = torch.from_numpy(links.node)
+            own, rows = model.embedding.weight[node], model.get_embedding(edge_index)[node]
+            if settings.similarity == "cosine":
+                rows = torch.nn.functional.normalize(rows, dim=1)
+            true = (rows[links.source] * rows[links.target]).sum(1) / settings.temperature
+            if settings.loss == "bpr":
+                false = (rows[links.source][:, None] * rows[links.negative]).sum(2)
+                loss = -torch.nn.functional.logsigmoid(true[:, None] - false).mean()
+            else:
+                false = rows[links.source] @ rows[links.negative].T / settings.temperature
+                false[links.target[:, None] == links.negative] = -torch.inf
+                loss = torch.nn.functional.cross_entropy(torch.cat([true[:, None], false], 1), torch.zeros(len(true)).long())
+            parts = (links.source, links.target, links.negative.flatten())
+            loss = loss + settings.l2 / 2 * sum((own[part] ** 2).sum(1).mean() for part in parts)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses, model.get_embedding(edge_index).detach()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_and_rows_are_those_of_pygs_model_in_ram(store: Path, tmp_path: Path, kind: dict[str, Any]) -> None:
+    settings = config(store, tmp_path / "run", val_split="test", eval_splits=["test"], eval_every=100, **kind)
+    with open_run(settings.model_copy(update={"out": tmp_path / "double"}), False, Watchers([])) as run:
+        losses, rows = in_ram(run, settings)
+    train(settings)
+    own = [line["loss"] for line in lines(settings.out) if "loss" in line]
+    np.testing.assert_allclose(own, losses, rtol=1e-4)
+    np.testing.assert_allclose(embeddings(settings.out), rows.numpy(), atol=2e-3)
+
+
+def test_any_memory_and_any_kill_give_the_same_bits(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = config(store, tmp_path / "whole")
+    result = train(whole)
+    assert result["columns"] == [WIDTH]
+    little_memory(monkeypatch, 15_000)
+    for killed_at in (0, 5, 9):
+        cut = config(store, tmp_path / f"cut-{killed_at}", checkpoint_every=2)
+        with pytest.raises(Killed):
+            train(cut, watcher=KillAt(killed_at))
+        resumed = train(cut, resume=True)
+        assert len(resumed["columns"]) > 1
+        assert curve(cut.out) == curve(whole.out)
+        assert resumed["metrics"] == result["metrics"]
+        np.testing.assert_array_equal(embeddings(cut.out), embeddings(whole.out))
+        assert not list(cut.out.glob("embeddings-*"))
+
+
+def test_lists_are_those_of_the_best_rows(store: Path, tmp_path: Path) -> None:
+    settings = config(store, tmp_path / "run", epochs=6, lr=0.1)
+    result = train(settings)
+    validated = [line["val"]["recall@5"] for line in lines(settings.out) if "val" in line]
+    assert result["metrics"]["val"]["recall@5"] == max(validated)
+    rows, (user, item) = embeddings(settings.out), (slice(0, USERS), slice(USERS, USERS + ITEMS))
+    score = rows[user] @ rows[item].T
+    with ooc.open(store) as ds:
+        edges = ds.edges(("user", "likes", "item"))
+        part = {name: np.zeros((USERS, ITEMS), bool) for name in edges.splits}
+        for name, there in part.items():
+            slot = edges.members(name)[np.arange(len(edges.members(name)))]
+            there[edges.graph.indices[slot], np.searchsorted(edges.graph.indptr, slot, side="right") - 1] = True
+    score[part["train"] | part["val"]] = -np.inf
+    first = np.argsort(-score, axis=1, kind="stable")[:, :5]
+    found = np.take_along_axis(part["test"], first, 1).sum(1)
+    wanted = part["test"].sum(1)
+    assert result["metrics"]["test"]["recall@5"] == pytest.approx((found[wanted > 0] / wanted[wanted > 0]).mean())
+    assert result["metrics"]["test"]["recall@5"] > 0.5
+
+
+def test_what_does_not_fit_is_one_line(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="temperature does not apply to loss = bpr"):
+        ooc.train(store=store, out=tmp_path / "run", mode="lightgcn", temperature=0.5)
+    with pytest.raises(ConfigError, match=r"monitor = 'recall@7' is no score of eval_k: use one of recall@5, ndcg@5"):
+        ooc.train(store=store, out=tmp_path / "run", mode="lightgcn", eval_k=[5], monitor="recall@7")
+    little_memory(monkeypatch, 1000)
+    with pytest.raises(BudgetError, match="a column of 70 rows and the links do not fit the memory: give"):
+        train(config(store, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
