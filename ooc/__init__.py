@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ooc.training.infer import embed, infer
     from ooc.training.node_rows import NodeRows, WrittenRows
     from ooc.training.rank import rank
+    from ooc.training.trained_tables import neighbors
     from ooc.training.verbs import plan, train
 
 __all__ = [
@@ -94,6 +95,7 @@ __all__ = [
     "ingest",
     "join",
     "load_config",
+    "neighbors",
     "open",
     "plan",
     "pre_aggregation_of",
@@ -158,6 +160,7 @@ __getattr__ = lazy_exports(
         "ingest": "ooc.pyg.build_store",
         "join": "ooc.stores.ingest.join",
         "load_config": "ooc.config.modes",
+        "neighbors": "ooc.training.trained_tables",
         "plan": "ooc.training.verbs",
         "pre_aggregation_of": "ooc.models.pre_aggregation",
         "rank": "ooc.training.rank",

@@ -218,6 +218,10 @@ def infer(
             help="The Parquet or CSV file to write: id, class, probabilities (of a regression: id, prediction).",
         ),
     ],
+    top: Annotated[
+        int | None,
+        typer.Option("--top", help="Answers to keep for each source, or source and relation (mode table, lightgcn)."),
+    ] = None,
     node_type: NodeTypeOption = None,
     memory: MemoryOption = None,
     engine: EngineOption = "auto",
@@ -233,11 +237,21 @@ def infer(
     The model is computed layer by layer. After a crash, run the command again to continue. By a run of whole graphs (--task
     graph), of every graph, and of labels of edges (--task edge), of every edge, by neighborhoods sampled as for its scores;
     these begin again after a crash.
+
+    By a run of mode table or lightgcn, the --top best targets of every source, or of every source and relation that the store
+    has, without the links that it has: source, relation, target, rank, score.
     """
-    options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads, "device": device}
+    options: dict[str, Any] = {
+        "top": top,
+        "model_class": model,
+        "allow_code": allow_code,
+        "verify_reads": verify_reads,
+        "device": device,
+    }
     options |= {"node_type": node_type, "cache_dir": cache_dir, "cache": cache}
     result = _layer_by_layer("infer", checkpoint, store, out, memory=memory, engine=engine, **options)
-    outputs = f"{result.columns} model output{'s' * (result.columns != 1)}"
+    kind = "answer" if top is not None else "model output"
+    outputs = f"{result.columns} {kind}{'s' * (result.columns != 1)}"
     _say(f"{result.path}: {result.rows:,} {result.of}, {outputs}; {result.moved}")
 
 

@@ -38,6 +38,7 @@ from ooc.training.model_outputs import Model, ModelOutputs, Store, Subject, agre
 from ooc.training.node_mode import feature_reading
 from ooc.training.node_rows import NodeRows, WrittenRows
 from ooc.training.predictions import check_group, check_table, write_table, write_zarr
+from ooc.training.trained_tables import all_rows, has_table, write_answers, write_embeddings
 
 
 class PassOptions(TypedDict, total=False):
@@ -59,14 +60,19 @@ class PassOptions(TypedDict, total=False):
 
 
 @overload
-def infer(model: Model, store: Store, out: None = None, **options: Unpack[PassOptions]) -> NodeRows: ...
+def infer(
+    model: Model, store: Store, out: None = None, *, top: int | None = None, **options: Unpack[PassOptions]
+) -> NodeRows: ...
 @overload
-def infer(model: Model, store: Store, out: Path | str, **options: Unpack[PassOptions]) -> WrittenRows: ...
+def infer(
+    model: Model, store: Store, out: Path | str, *, top: int | None = None, **options: Unpack[PassOptions]
+) -> WrittenRows: ...
 def infer(
     model: Model,
     store: Store,
     out: Path | str | None = None,
     *,
+    top: int | None = None,
     memory: str | int | None = None,
     engine: str = "auto",
     num_layers: int | None = None,
@@ -104,6 +110,10 @@ def infer(
             follows `class`, and `class_names` `classes`; Parquet's metadata has all of them, and those of targets, as
             `class_names`. In CSV, probabilities are columns `probability_NAME`, or `probability_0`, `probability_1`, ...
             without names, and predictions of several targets `prediction_NAME`. None returns the outputs (logits, or numbers).
+        top: Of a run of mode table or lightgcn, whose outputs are lists: how many answers to keep for each query. Queries are
+            all nodes that may be heads or, where links have relations, each (head, relation) that the store has. The table has
+            `source`, `relation`, `target` (the user's own ids and names), `rank` (int32, from 1) and `score` (float32); links
+            that the store has are left out, and so is a node as its own answer. `embed` gives the rows of such a run.
         memory: Limit for the process, such as "2GB"; with a data set, that of `ooc.open` applies instead.
         engine: How rows are read: auto, uring, pread or mmap.
         num_layers: Of a module with its own forward(x, blocks), as many as it takes blocks; of a run of a class of one's own on
@@ -141,6 +151,12 @@ def infer(
         work = replace(work, ranks=ranks, cache_dir=cache_dir, cache=cache)
         if out is not None:
             ranks.decided(lambda: check_table(Path(out)))
+        if ranks.decided(lambda: has_table(model)):
+            return ranks.decided(lambda: _answers(work, None if out is None else Path(out), top))
+        if top is not None:
+            raise ConfigError(
+                "top applies to runs of mode table and lightgcn; `ooc.rank` lists the best of others: leave it out"
+            )
         if (task := ranks.decided(lambda: _task_of(model))) in ("graph", "edge"):
             return _of_no_nodes(work, task, consent, None if out is None else Path(out))
         return _kept(work, folder) if out is None else _written(work, Path(out), embeds=False)
@@ -202,6 +218,8 @@ def embed(
         work = replace(work, ranks=ranks, cache_dir=cache_dir, cache=cache)
         if out is not None:
             ranks.decided(lambda: check_group(Path(out)))
+        if ranks.decided(lambda: has_table(model)):
+            return ranks.decided(lambda: _table_rows(work, None if out is None else Path(out)))
         return _kept(work, folder) if out is None else _written(work, Path(out), embeds=True)
 
 
@@ -239,7 +257,7 @@ def _task_of(model: Model) -> str | None:
 
 def _refuse_of_nodes(run: Model, task: str | None, **given: Any) -> None:
     """Raise ConfigError for an argument that means nothing to a run of whole graphs, or of labels of edges."""
-    of = "whole graphs" if task == "graph" else "labels of edges"
+    of = {"graph": "whole graphs", "table": "a table"}.get(task or "", "labels of edges")
     for name, value in given.items():
         if value is not None:
             raise ConfigError(f"{name} applies to outputs of nodes, and {run} is a run of {of}: leave it out")
@@ -288,6 +306,29 @@ def _edges(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | Wri
         count = infer_edges.write(out, outputs, dataset, edges, task)
         moved, reading = (loader.bytes_read, out.stat().st_size), feature_reading(dataset)
         return WrittenRows(out, count, task.channels, *moved, reading, "sampled neighborhoods of both ends", "edges")
+
+
+def _answers(work: ModelOutputs, out: Path | None, top: int | None) -> WrittenRows:
+    """The best answers of the queries of a run with a table."""
+    if out is None or top is None:
+        raise ConfigError(f"{work.model} answers queries: give the file to write and how many answers each has (out, top)")
+    _refuse_of_nodes(work.model, "table", num_layers=work.num_layers, node_type=work.node_type)
+    _check_new(out)
+    with work._dataset(False) as dataset:
+        queries = write_answers(str(work.model), dataset, out, top)
+    return WrittenRows(out, queries, top, 0, out.stat().st_size, "", "all candidates in blocks", "queries")
+
+
+def _table_rows(work: ModelOutputs, out: Path | None) -> NodeRows | WrittenRows:
+    """The rows of a run with a table."""
+    if work.layer != "hidden" or work.num_layers is not None:
+        raise ConfigError(f"{work.model} has rows and no layers: leave `layer` and `num_layers` out")
+    _check_new(out)
+    with work._dataset(False) as dataset:
+        if out is None:
+            return NodeRows(ArrayRows(all_rows(str(work.model), dataset, work.node_type)), lambda: None)
+        count, columns = write_embeddings(str(work.model), dataset, out, work.node_type)
+    return WrittenRows(out, count, columns, count * columns * 4, count * columns * 4, "")
 
 
 def _graphs(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | WrittenRows:

@@ -1,0 +1,322 @@
+"""What a run of tables has learned, opened to be used: the best answers of queries, embeddings, and neighbors of nodes."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from ooc.config.base import parse, saved_config
+from ooc.config.modes import class_of
+from ooc.layerwise.best_answers import Similarity, best_answers, nearest
+from ooc.layerwise.filtered_ranks import CANDIDATES, QUERIES, Answers, Table, TableInOrder
+from ooc.layerwise.top_k import TopK, check_k
+from ooc.loading.arguments import input_nodes_of
+from ooc.loading.relation_links import RelationLinks
+from ooc.models.link_scores import DotScorer, LinkScorer
+from ooc.runtime.memory_plan import plan_memory
+from ooc.sampling.hetero_neighbor import edge_name
+from ooc.stores.arrays.mutable_rows import DiskRows
+from ooc.stores.arrays.rows import AnyArray, Ids, check_request
+from ooc.stores.dataset import Dataset
+from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.sizes import format_bytes
+from ooc.training import checkpoint
+from ooc.training.lightgcn_mode import EMBEDDINGS
+from ooc.training.predictions import ROWS_AT_ONCE, external_ids, write_tables, write_zarr
+from ooc.training.run import MODEL
+
+_LINK_BYTES = 160
+"""of memory that a link of the sources of a pass takes while queries and known answers are made of it"""
+
+
+@dataclass(frozen=True)
+class TrainedTable:
+    """Rows of all nodes in one numbering, and what scores them."""
+
+    dataset: Dataset
+    links: RelationLinks
+    scorer: LinkScorer
+    table: Table
+
+    def external(self, nodes: Ids, tails: bool) -> pa.Array:
+        """The user's own ids of heads or tails; where these are of several types whose ids are of several kinds, as words."""
+        parts = self.links._parts
+        if len(parts) == 1:
+            name = parts[0].key[2 if tails else 0]
+            return external_ids(self.dataset.nodes(name), nodes - self.links.first[name])
+        starts = np.array(list(self.links.first.values()))
+        of, found = np.searchsorted(starts, nodes, side="right") - 1, []
+        for number, name in enumerate(self.links.first):
+            found.append(external_ids(self.dataset.nodes(name), nodes[of == number] - starts[number]))
+        if len({part.type for part in found}) > 1:
+            found = [part.cast(pa.string()) for part in found]
+        place = np.empty(len(nodes), np.int64)
+        place[np.argsort(of, kind="stable")] = np.arange(len(nodes))
+        return pa.concat_arrays(found).take(pa.array(place))
+
+    @property
+    def relation_names(self) -> list[str] | None:
+        """Names of the relations, by number; None where they are numbers, or there are none."""
+        parts = self.links._parts
+        if not self.scorer.num_relations:
+            return None
+        return parts[0].edges.class_names if len(parts) == 1 else [edge_name(part.key) for part in parts]
+
+    def first_of(self, node_type: str | None) -> tuple[str, int]:
+        """(the type, the number of its first node). Raises ConfigError where it is not said, or has no rows."""
+        types = list(self.links.first)
+        if node_type is None and len(types) == 1:
+            return types[0], 0
+        if node_type not in types:
+            raise ConfigError(f"the run has rows of {' and '.join(types)}: choose one, as in `node_type={types[0]!r}`")
+        return node_type, self.links.first[node_type]
+
+    def candidates(self, reverse: bool) -> Callable[[Ids], NDArray[np.bool_]] | None:
+        """Which nodes may be answers; None: all."""
+        ends = self.links.heads if reverse else self.links.tails
+        if len(ends) == self.links.num_nodes:
+            return None
+        return lambda ids: (ids >= ends.start) & (ids < ends.stop)
+
+
+class AnswerLists:
+    """The best tails of every head, or of every (head, relation) that the store has, without the links that it has.
+
+    Args:
+        trained: What was learned.
+        k: Tails to keep for each.
+        room: Bytes for the queries of a pass over the table, their answers and the links that are left out.
+
+    Raises:
+        BudgetError: `room` does not hold those of one head.
+
+    >>> for heads, relations, best in AnswerLists(trained, 10, room=2**28): ...
+    """
+
+    def __init__(self, trained: TrainedTable, k: int, room: int) -> None:
+        self.trained, self.k, self._room = trained, k, room
+        self.queries = 0
+        """that were answered so far"""
+
+    def __iter__(self) -> Iterator[tuple[Ids, Ids, TopK]]:
+        """(heads, relations, best answers) of some queries after another, by head and relation."""
+        for first, stop in self._ranges():
+            head, relation, known = self._of(first, stop)
+            if not len(head):
+                continue
+            trained, scorer = self.trained, self.trained.scorer
+            with torch.no_grad():
+                query = scorer.queries(torch.from_numpy(trained.table.read(head)), torch.from_numpy(relation))
+            options: dict[str, Any] = {"known": known, "allowed": trained.candidates(False), "source": head}
+            best = best_answers(scorer, query, trained.table, self.k, **options)
+            self.queries += len(head)
+            yield head, relation, best
+
+    def _ranges(self) -> Iterator[tuple[int, int]]:
+        """Ranges of heads whose queries and links `room` holds."""
+        heads = self.trained.links.heads
+        count = np.zeros(len(heads), np.int64)
+        for head, _, _ in self.trained.links.pieces():
+            np.add.at(count, head - heads.start, 1)
+        query = 8 * self.trained.scorer.width + 12 * self.k + 64
+        several = self.trained.scorer.num_relations > 0  # then no more queries than links, else one of each head
+        need = np.cumsum(count * (_LINK_BYTES + query * several) + query * (not several))
+        first, before = 0, 0
+        while first < len(heads):
+            stop = int(np.searchsorted(need, before + self._room, side="right"))
+            if stop == first:
+                whole = format_bytes(int(need[first] - before))
+                raise BudgetError(
+                    f"the {count[first]:,} links and the lists of node {heads.start + first} take {whole} of memory, more than "
+                    f"{format_bytes(self._room)}: give more memory, or a smaller top"
+                )
+            yield heads.start + first, heads.start + stop
+            first, before = stop, int(need[stop - 1])
+
+    def _of(self, first: int, stop: int) -> tuple[Ids, Ids, Answers]:
+        """(heads, relations, known answers by number of query) of heads first..stop-1."""
+        base, found = max(1, self.trained.scorer.num_relations), [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        for head, relation, tail in self.trained.links.pieces():
+            some = (head >= first) & (head < stop)
+            found.append((head[some] * base + (relation[some] if base > 1 else 0), tail[some]))
+        key, tail = (np.concatenate(each) for each in zip(*found, strict=True))
+        if self.trained.scorer.num_relations:
+            keys, group = np.unique(key, return_inverse=True)
+        else:
+            keys, group = np.arange(first, stop), key - first
+        head, relation = np.divmod(keys, base)
+        same = np.arange(len(keys))  # a head is no answer to itself, where tails are of its type
+        return head, relation, Answers(np.concatenate([group, same]), np.concatenate([tail, head]))
+
+
+def answer_tables(trained: TrainedTable, lists: AnswerLists) -> Iterator[pa.Table]:
+    """Tables of source, relation (where there are some), target, rank (int32, from 1) and score (float32); one at least."""
+    nothing, at_once = np.empty(0, np.int64), max(1, ROWS_AT_ONCE // lists.k)
+    yield _table(trained, nothing, nothing, TopK.empty(nothing, lists.k))
+    for head, relation, best in lists:
+        for start in range(0, len(head), at_once):
+            some = slice(start, start + at_once)
+            yield _table(trained, head[some], relation[some], TopK(best.source[some], best.item[some], best.score[some]))
+
+
+def _table(trained: TrainedTable, head: Ids, relation: Ids, best: TopK) -> pa.Table:
+    at, place = np.nonzero(best.item >= 0)
+    columns = {"source": trained.external(head[at], tails=False)}
+    if trained.scorer.num_relations:
+        number, names = pa.array(relation[at]), trained.relation_names
+        columns["relation"] = number if names is None else pa.array(names, pa.string()).take(number)
+    columns |= {"target": trained.external(best.item[at, place], tails=True)}
+    columns |= {"rank": pa.array((place + 1).astype(np.int32)), "score": pa.array(best.score[at, place])}
+    return pa.table(columns)
+
+
+@contextmanager
+def trained_table(run: Path | str, dataset: Dataset) -> Iterator[TrainedTable]:
+    """The table of a run, open over a data set.
+
+    Raises:
+        ConfigError: The run has no table, has not ended, or is of another store.
+    """
+    values = saved_config(Path(run))
+    if values is None or values.get("mode") not in OPENERS:
+        names = " and ".join(OPENERS)
+        raise ConfigError(f"{run} is no run that has a table: modes {names} of task link have one")
+    config = parse(class_of(values), values, where=f"{run}: ")
+    ended, state = checkpoint.load(Path(run), MODEL), checkpoint.load(Path(run))
+    if ended is None or state is None:
+        raise ConfigError(f"{run} has not ended: resume it (`resume=True`)")
+    if state["store_fingerprint"] != dataset.fingerprint:
+        raise ConfigError(
+            f"{run} has rows of the nodes of another store than {dataset.path}, or of the one that it was before it has grown: "
+            "give that store, or go on with the run (`resume=True, grown=True`)"
+        )
+    with OPENERS[config.mode](Path(run), config, dataset) as found:
+        yield found
+
+
+@contextmanager
+def _of_lightgcn(run: Path, config: Any, dataset: Dataset) -> Iterator[TrainedTable]:
+    links = RelationLinks(dataset, config.edge_type, relations=False)
+    with closing(DiskRows.open(run / EMBEDDINGS)) as rows:
+        yield TrainedTable(dataset, links, DotScorer(config.hidden), TableInOrder(rows))
+
+
+OPENERS: Mapping[str, Callable[[Path, Any, Dataset], AbstractContextManager[TrainedTable]]] = {"lightgcn": _of_lightgcn}
+"""mode -> what opens the table of its run: of its directory, configuration, and data set"""
+
+
+def has_table(run: Any) -> bool:
+    """Whether `run` is the directory of a run whose outputs are a table's."""
+    found = saved_config(Path(run)) if isinstance(run, str | os.PathLike) and os.path.isdir(run) else None
+    return found is not None and found.get("mode") in OPENERS
+
+
+def neighbors(
+    run: Path | str,
+    store: Dataset | Path | str,
+    nodes: Any,
+    k: int = 10,
+    *,
+    by: Similarity = "cosine",
+    node_type: str | None = None,
+    memory: str | int | None = None,
+) -> TopK:
+    """The nodes whose trained rows are most similar to those of some nodes, by a run with a table, in blocks of it.
+
+    Args:
+        run: The directory of a run of mode table or lightgcn, which has ended.
+        store: A data set, or the path of a store.
+        nodes: Whose neighbors: rows, a mask, a split's name, or ids that are words.
+        k: Neighbors of each, 1 or more; of the same node type.
+        by: "cosine", "dot" or "l2" (the Euclidean distance, taken negative).
+        node_type: Of `nodes`, on a store of several types.
+        memory: Limit for the process, such as "2GB"; with a data set, that of `ooc.open` applies instead.
+
+    Returns:
+        `source`, `item` and `score`: rows of the store and their similarity, from the best on.
+
+    Raises:
+        ConfigError: The run has no table, or an argument does not fit.
+        InputError: A node is none.
+
+    >>> ooc.neighbors("runs/wn18rr", "wn18rr.ooc", ["07846"], k=5).item
+    """
+    with ExitStack() as opened:
+        if isinstance(store, Dataset):
+            if memory is not None:
+                raise ConfigError("memory is a property of an open data set: give it to `ooc.open`, and leave it out here")
+            dataset = store
+        else:
+            dataset = opened.enter_context(Dataset.open(store, memory=memory))
+        trained = opened.enter_context(trained_table(run, dataset))
+        name, first = trained.first_of(node_type)
+        chosen = input_nodes_of(dataset, (name if dataset.is_hetero else None, nodes))
+        ids = first + chosen.ids(np.arange(len(chosen)))
+        stop = first + dataset.nodes(name).num_nodes
+        best = nearest(trained.table, ids, k, by, lambda node: (node >= first) & (node < stop))
+        return TopK(best.source - first, np.where(best.item < 0, -1, best.item - first), best.score)
+
+
+def write_answers(run: Path | str, dataset: Dataset, out: Path, top: int) -> int:
+    """Write the best answers of all queries of a run with a table, see `answer_tables`; returns the number of queries."""
+    check_k(top)
+    with trained_table(run, dataset) as trained:
+        room = plan_memory(dataset).batches // 2 - 4 * CANDIDATES * QUERIES
+        lists = AnswerLists(trained, min(int(top), max(1, len(trained.links.tails))), max(1, room))
+        write_tables(out, answer_tables(trained, lists))
+        return lists.queries
+
+
+class TypeRows:
+    """The trained rows of the nodes of a type as `Rows`, by row of the store."""
+
+    def __init__(self, trained: TrainedTable, node_type: str | None) -> None:
+        name, self._first = trained.first_of(node_type)
+        self._table, self.dtype = trained.table, np.dtype(np.float32)
+        self.shape: tuple[int, ...] = (trained.dataset.nodes(name).num_nodes, trained.scorer.width)
+
+    @property
+    def row_bytes(self) -> int:
+        return 4 * self.shape[1]
+
+    def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
+        """See `Rows`."""
+        check_request(self, ids, out, at)
+        out[slice(None) if at is None else at] = self._table.read(ids + self._first)
+        return len(ids) * self.row_bytes
+
+    def submit(self, ids: Ids, out: AnyArray) -> Future[int]:
+        """See `Rows`."""
+        done: Future[int] = Future()
+        done.set_result(self.read(ids, out))
+        return done
+
+    def close(self) -> None:
+        """Nothing to release: the table is its opener's."""
+
+
+def write_embeddings(run: Path | str, dataset: Dataset, out: Path, node_type: str | None) -> tuple[int, int]:
+    """Write the rows of a type as the array x of a Zarr group; returns their number and columns."""
+    with trained_table(run, dataset) as trained:
+        rows = TypeRows(trained, node_type)
+        write_zarr(out, rows)
+        return rows.shape[0], rows.shape[1]
+
+
+def all_rows(run: Path | str, dataset: Dataset, node_type: str | None) -> AnyArray:
+    """The rows of a type in memory, float32[n, width]."""
+    with trained_table(run, dataset) as trained:
+        rows = TypeRows(trained, node_type)
+        found = np.empty(rows.shape, np.float32)
+        for first in range(0, len(found), ROWS_AT_ONCE):
+            ids = np.arange(first, min(first + ROWS_AT_ONCE, len(found)))
+            rows.read(ids, found[ids[0] : ids[-1] + 1])
+        return found

@@ -1,0 +1,160 @@
+"""Lists of answers, embeddings and neighbors of trained tables against sorting all scores."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import zarr
+
+import ooc
+from ooc.cli.main import main
+from ooc.layerwise.filtered_ranks import TableInOrder
+from ooc.loading.relation_links import RelationLinks
+from ooc.models.link_scores import make_scorer
+from ooc.stores.arrays.rows import ArrayRows
+from ooc.stores.errors import BudgetError, ConfigError, StoreError
+from ooc.training.trained_tables import AnswerLists, TrainedTable, answer_tables
+
+WORDS, RELATIONS, WIDTH = 25, ["eats", "sees", "is"], 8
+SMALL: dict[str, Any] = {"mode": "lightgcn", "hidden": WIDTH, "epochs": 2, "batch_size": 64, "threads": 1, "eval_k": [5]}
+
+
+def triples() -> np.ndarray:
+    draw = np.random.default_rng(0)
+    return np.unique(
+        np.stack([draw.integers(0, WORDS - 1, 120), draw.integers(0, 3, 120), draw.integers(0, WORDS, 120)], 1), axis=0
+    )
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A knowledge graph of words, whose edges are labelled with relations."""
+    folder = tmp_path_factory.mktemp("words")
+    columns = {"src": [f"w{h:02}" for h, _, _ in triples()], "dst": [f"w{t:02}" for _, _, t in triples()]}
+    columns["relation"] = [RELATIONS[r] for _, r, _ in triples()]
+    pq.write_table(pa.table(columns), folder / "edges.parquet")
+    ooc.ingest(folder / "words.ooc", edges=folder / "edges.parquet", edge_label="relation")
+    return folder / "words.ooc"
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A store of users, who are words, and items, which are numbers; and a run of LightGCN on it."""
+    folder, draw = tmp_path_factory.mktemp("shop"), np.random.default_rng(1)
+    pair = np.unique(
+        np.concatenate([draw.integers(0, (20, 15), (90, 2)), np.stack([np.arange(20), np.arange(20) % 15], 1)]), axis=0
+    )
+    table = pa.table({"src": [f"user-{u:02}" for u in pair[:, 0]], "dst": 1000 + pair[:, 1]})
+    pq.write_table(table, folder / "edges.parquet")
+    edges = {("user", "likes", "item"): folder / "edges.parquet"}
+    ooc.ingest(folder / "shop.ooc", nodes={"user": None, "item": None}, edges=edges)
+    ooc.train(store=folder / "shop.ooc", out=folder / "run", val=0.1, test=0.1, **SMALL)
+    return folder / "shop.ooc", folder / "run"
+
+
+@pytest.mark.parametrize("room", [2**22, 9000])
+def test_answers_of_heads_and_relations_are_those_of_a_sort_of_all_scores(words: Path, room: int) -> None:
+    torch.manual_seed(0)
+    scorer = make_scorer("complex", WIDTH, 3, reciprocal=True)
+    torch.nn.init.normal_(scorer.relation)
+    rows = torch.randn(WORDS, WIDTH)
+    with ooc.open(words) as ds:
+        links = RelationLinks(ds, None, relations=True)
+        trained = TrainedTable(ds, links, scorer, TableInOrder(ArrayRows(rows.numpy())))
+        lists = AnswerLists(trained, 4, room)
+        assert (len(list(lists._ranges())) > 1) == (room < 2**20)
+        found = pa.concat_tables(answer_tables(trained, lists)).to_pylist()
+        name = ds.external(np.arange(ds.num_nodes))
+        known = {(int(h), int(r), int(t)) for part in links.pieces() for h, r, t in zip(*part, strict=True)}
+        kinds = ds.edges().class_names
+    wanted = []
+    for head, relation in sorted({(h, r) for h, r, _ in known}):
+        query = scorer.queries(rows[[head]], torch.tensor([relation]))
+        score = scorer.score(query, rows).tolist()
+        left = [t for t in range(len(name)) if t != head and (head, relation, t) not in known]
+        best = sorted(left, key=lambda t: (-score[t], t))[:4]
+        wanted += [(name[head], kinds[relation], name[t], place + 1) for place, t in enumerate(best)]
+    assert [(row["source"], row["relation"], row["target"], row["rank"]) for row in found] == wanted
+
+
+def test_ids_of_several_types_are_words(tmp_path: Path) -> None:
+    """Whose relations are edge types."""
+    pq.write_table(pa.table({"src": ["ann", "bob"], "dst": [7, 5]}), tmp_path / "likes.parquet")
+    pq.write_table(pa.table({"src": [5, 9], "dst": [7, 5]}), tmp_path / "near.parquet")
+    edges = {("user", "likes", "item"): tmp_path / "likes.parquet", ("item", "near", "item"): tmp_path / "near.parquet"}
+    ooc.ingest(tmp_path / "shop.ooc", nodes={"user": None, "item": None}, edges=edges)
+    with ooc.open(tmp_path / "shop.ooc") as ds:
+        links = RelationLinks(ds, None, relations=True)
+        trained = TrainedTable(ds, links, make_scorer("complex", 2, 2), TableInOrder(ArrayRows(np.ones((5, 2), np.float32))))
+        every = np.concatenate([np.arange(5), [0]])
+        users, items = ds.nodes("user").external(np.arange(2)), ds.nodes("item").external(np.arange(3))
+        names = [*map(str, users), *map(str, items)] if links.first["user"] == 0 else [*map(str, items), *map(str, users)]
+        assert trained.external(every, tails=True).to_pylist() == [*names, names[0]]
+        assert sorted(trained.relation_names) == ["item:near:item", "user:likes:item"]
+
+
+def test_a_hub_whose_links_do_not_fit_is_one_line(words: Path) -> None:
+    with ooc.open(words) as ds:
+        links = RelationLinks(ds, None, relations=True)
+        table = TableInOrder(ArrayRows(np.zeros((WORDS, WIDTH), np.float32)))
+        trained = TrainedTable(ds, links, make_scorer("complex", WIDTH, 3), table)
+        with pytest.raises(BudgetError, match=r"the \d+ links and the lists of node 0 take .* more than 100 B"):
+            list(AnswerLists(trained, 4, 100))
+
+
+def test_infer_and_embed_write_the_users_own_ids(shop: tuple[Path, Path], tmp_path: Path) -> None:
+    store, run = shop
+    about = ooc.infer(run, store, tmp_path / "best.parquet", top=3)
+    assert (about.rows, about.columns, about.of) == (20, 3, "queries")
+    user, item = ooc.embed(run, store, node_type="user")[:], ooc.embed(run, store, node_type="item")[:]
+    with ooc.open(store) as ds:
+        edges = ds.edges(("user", "likes", "item"))
+        target = np.repeat(np.arange(edges.graph.num_nodes), np.diff(edges.graph.indptr))
+        score, there = user @ item.T, np.zeros((20, 15), bool)
+        there[edges.graph.indices[:], target] = True
+        users, items = ds.nodes("user").external(np.arange(20)), np.asarray(ds.nodes("item").external(np.arange(15)))
+    score[there] = -np.inf
+    best = np.argsort(-score, axis=1, kind="stable")[:, :3]
+    found = pq.read_table(tmp_path / "best.parquet")
+    assert found.column_names == ["source", "target", "rank", "score"]
+    assert found["source"].to_pylist() == np.repeat(users, 3).tolist()
+    assert found["target"].to_pylist() == items[best].flatten().tolist()
+    np.testing.assert_allclose(found["score"], np.take_along_axis(score, best, 1).flatten(), rtol=1e-5)
+    assert main(["embed", str(store), "--checkpoint", str(run), "--out", str(tmp_path / "e.zarr"), "--node-type", "item"]) == 0
+    np.testing.assert_array_equal(zarr.open_group(tmp_path / "e.zarr", mode="r")["x"][:], item)
+    assert main(["infer", str(store), "--checkpoint", str(run), "--out", str(tmp_path / "b.csv"), "--top", "2"]) == 0
+    assert (tmp_path / "b.csv").read_text().count("\n") == 41
+
+
+def test_neighbors_are_of_the_same_type(shop: tuple[Path, Path]) -> None:
+    store, run = shop
+    rows = ooc.embed(run, store, node_type="user")[:]
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    score = unit @ unit.T
+    np.fill_diagonal(score, -np.inf)
+    found = ooc.neighbors(run, store, ["user-03", "user-00"], 4, node_type="user")
+    assert found.source.tolist() == [3, 0]
+    np.testing.assert_array_equal(found.item, np.argsort(-score[[3, 0]], axis=1)[:, :4])
+
+
+def test_what_does_not_apply_is_one_line(shop: tuple[Path, Path], words: Path, tmp_path: Path) -> None:
+    store, run = shop
+    with pytest.raises(ConfigError, match=r"give the file to write and how many answers each has \(out, top\)"):
+        ooc.infer(run, store)
+    with pytest.raises(ConfigError, match="has rows and no layers: leave `layer`"):
+        ooc.embed(run, store, layer=1)
+    with pytest.raises(ConfigError, match="choose one, as in `node_type='user'`"):
+        ooc.embed(run, store)
+    with pytest.raises(ConfigError, match="node_type applies to outputs of nodes"):
+        ooc.infer(run, store, tmp_path / "best.parquet", top=3, node_type="user")
+    with pytest.raises(ConfigError, match="has rows of the nodes of another store"):
+        ooc.infer(run, words, tmp_path / "best.parquet", top=3)
+    with pytest.raises(ConfigError, match="is no run that has a table: modes lightgcn"):
+        ooc.neighbors(tmp_path, store, [0])
+    (tmp_path / "best.parquet").touch()
+    with pytest.raises(StoreError, match="exists"):
+        ooc.infer(run, store, tmp_path / "best.parquet", top=3)
