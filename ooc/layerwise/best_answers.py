@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ooc.layerwise.filtered_ranks import Allowed, Answers, AnswersByNode, Table, candidate_blocks, tiles_of
+from ooc.layerwise.filtered_ranks import Allowed, Answers, AnswersByNode, RowTable, candidate_blocks, tiles_of
 from ooc.layerwise.top_k import TopK, check_k, keep_best
 from ooc.models.layers import evaluating
 from ooc.models.link_scores import DotScorer, LinkScorer, TransEScorer
@@ -22,7 +22,7 @@ Similarity = Literal["cosine", "dot", "l2"]
 def best_answers(
     scorer: LinkScorer,
     query: Tensor,
-    table: Table,
+    table: RowTable,
     k: int,
     *,
     source: Ids | None = None,
@@ -73,7 +73,7 @@ def best_answers(
     return best
 
 
-def nearest(table: Table, ids: Ids, k: int, by: Similarity = "cosine", allowed: Allowed | None = None) -> TopK:
+def nearest(table: RowTable, ids: Ids, k: int, by: Similarity = "cosine", allowed: Allowed | None = None) -> TopK:
     """The nodes whose rows are most similar to those of nodes `ids`, in one pass over the table.
 
     Args:
@@ -99,7 +99,7 @@ def nearest(table: Table, ids: Ids, k: int, by: Similarity = "cosine", allowed: 
 class _Directions:
     """A table whose rows have length 1, but for rows of zeros."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: RowTable) -> None:
         self._table = table
 
     def read(self, ids: Ids) -> AnyArray:

@@ -27,7 +27,7 @@ _PASSES = 2
 """over the table: the scores of true answers are known after the first one"""
 
 
-class Table(Protocol):
+class RowTable(Protocol):
     """Rows of nodes, wherever they are."""
 
     def read(self, ids: Ids) -> AnyArray:
@@ -38,7 +38,7 @@ class Table(Protocol):
 
 
 class TableInOrder:
-    """`Rows` as a `Table`: nodes first..last-1 in order of their ids.
+    """`Rows` as a `RowTable`: nodes first..last-1 in order of their ids.
 
     Args:
         rows: The rows of all nodes.
@@ -104,7 +104,7 @@ class Answers:
 def filtered_ranks(
     scorer: LinkScorer,
     queries: Queries,
-    table: Table,
+    table: RowTable,
     known: Answers | None = None,
     allowed: Allowed | None = None,
 ) -> TrueRanks:
@@ -132,7 +132,7 @@ def filtered_ranks(
     count = len(queries.true)
     own, above, equal = np.empty(count, np.float32), np.zeros(count, np.int64), np.zeros(count, np.int64)
     answers = AnswersByNode.of(queries.true, queries.group, known)
-    one = _Pass(scorer, queries, table, answers, allowed)
+    one = _RankingPass(scorer, queries, table, answers, allowed)
     pending = list(tiles_of(count))
     with evaluating(scorer), torch.no_grad():
         for tile in pending:
@@ -176,10 +176,10 @@ class AnswersByNode(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Pass:
+class _RankingPass:
     scorer: LinkScorer
     queries: Queries
-    table: Table
+    table: RowTable
     answers: AnswersByNode
     allowed: Allowed | None
 
@@ -197,7 +197,7 @@ class _Pass:
                     raise OocError("a link was scored with NaN: the rows or the relations' rows are not finite")
 
 
-def candidate_blocks(table: Table, allowed: Allowed | None) -> Iterator[tuple[Ids, AnyArray]]:
+def candidate_blocks(table: RowTable, allowed: Allowed | None) -> Iterator[tuple[Ids, AnyArray]]:
     """The rows of a table that are candidates, at most `CANDIDATES` at a time."""
     for ids, rows in table.blocks():
         if allowed is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ooc.layerwise.filtered_ranks import CANDIDATES, Allowed, Answers, Queries, Table, filtered_ranks
+from ooc.layerwise.filtered_ranks import CANDIDATES, Allowed, Answers, Queries, RowTable, filtered_ranks
 from ooc.metrics.links import LinkScores
 from ooc.models.link_scores import LinkScorer
 from ooc.runtime.keyed_random import KeyedPermutation
@@ -43,7 +43,7 @@ class LinkRanking:
     """
 
     scorer: LinkScorer
-    table: Table
+    table: RowTable
     known: Callable[[], Iterator[LabelledLinks]]
     """the links that are true, of all splits, piece by piece; they are left out of each other's ranks"""
     room: int
@@ -127,7 +127,7 @@ class SampledTable:
     >>> LinkRanking(scorer, SampledTable(table, range(len(ds)), 1000, key=7), known, room)
     """
 
-    def __init__(self, table: Table, candidates: range, count: int, key: int) -> None:
+    def __init__(self, table: RowTable, candidates: range, count: int, key: int) -> None:
         drawn = KeyedPermutation(len(candidates), key)[: min(count, len(candidates))]
         self._table, self._ids = table, np.sort(drawn + candidates.start)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ooc.config.base import parse, saved_config
 from ooc.config.modes import class_of
 from ooc.layerwise.best_answers import Similarity, best_answers, nearest
-from ooc.layerwise.filtered_ranks import CANDIDATES, QUERIES, Answers, Table, TableInOrder
+from ooc.layerwise.filtered_ranks import CANDIDATES, QUERIES, Answers, RowTable, TableInOrder
 from ooc.layerwise.top_k import TopK, check_k
 from ooc.loading.arguments import input_nodes_of
 from ooc.loading.relation_links import RelationLinks
@@ -44,7 +44,7 @@ class TrainedTable:
     dataset: Dataset
     links: RelationLinks
     scorer: LinkScorer
-    table: Table
+    table: RowTable
 
     def external(self, nodes: Ids, tails: bool) -> pa.Array:
         """The user's own ids of heads or tails; where these are of several types whose ids are of several kinds, as words."""
@@ -275,7 +275,7 @@ def write_answers(run: Path | str, dataset: Dataset, out: Path, top: int) -> int
         return lists.queries
 
 
-class TypeRows:
+class RowsOfType:
     """The trained rows of the nodes of a type as `Rows`, by row of the store."""
 
     def __init__(self, trained: TrainedTable, node_type: str | None) -> None:
@@ -306,7 +306,7 @@ class TypeRows:
 def write_embeddings(run: Path | str, dataset: Dataset, out: Path, node_type: str | None) -> tuple[int, int]:
     """Write the rows of a type as the array x of a Zarr group; returns their number and columns."""
     with trained_table(run, dataset) as trained:
-        rows = TypeRows(trained, node_type)
+        rows = RowsOfType(trained, node_type)
         write_zarr(out, rows)
         return rows.shape[0], rows.shape[1]
 
@@ -314,7 +314,7 @@ def write_embeddings(run: Path | str, dataset: Dataset, out: Path, node_type: st
 def all_rows(run: Path | str, dataset: Dataset, node_type: str | None) -> AnyArray:
     """The rows of a type in memory, float32[n, width]."""
     with trained_table(run, dataset) as trained:
-        rows = TypeRows(trained, node_type)
+        rows = RowsOfType(trained, node_type)
         found = np.empty(rows.shape, np.float32)
         for first in range(0, len(found), ROWS_AT_ONCE):
             ids = np.arange(first, min(first + ROWS_AT_ONCE, len(found)))
