@@ -283,7 +283,7 @@ class BucketTable:
 
 @dataclass(frozen=True)
 class TableView:
-    """The rows of a table as they are, or as they were kept, for what ranks them (`ooc.layerwise.filtered_ranks.Table`)."""
+    """The rows of a table as they are, or as they were kept, for what ranks them (`ooc.layerwise.filtered_ranks.RowTable`)."""
 
     table: BucketTable
     kept: str | None = None

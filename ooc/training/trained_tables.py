@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,26 +14,33 @@ from numpy.typing import NDArray
 
 from ooc.config.base import parse, saved_config
 from ooc.config.modes import class_of
+from ooc.history.bucket_table import BucketTable, TableShape, TableView
 from ooc.layerwise.best_answers import Similarity, best_answers, nearest
 from ooc.layerwise.filtered_ranks import CANDIDATES, QUERIES, Answers, RowTable, TableInOrder
 from ooc.layerwise.top_k import TopK, check_k
 from ooc.loading.arguments import input_nodes_of
 from ooc.loading.relation_links import RelationLinks
-from ooc.models.link_scores import DotScorer, LinkScorer
+from ooc.models.link_scores import DotScorer, LinkScorer, make_scorer
+from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import plan_memory
 from ooc.sampling.hetero_neighbor import edge_name
+from ooc.stores.arrays.bucket_rows import BucketRows
 from ooc.stores.arrays.mutable_rows import DiskRows
-from ooc.stores.arrays.rows import AnyArray, Ids, check_request
+from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.io.atomic import remove_tree
 from ooc.stores.sizes import format_bytes
 from ooc.training import checkpoint
 from ooc.training.lightgcn_mode import EMBEDDINGS
 from ooc.training.predictions import ROWS_AT_ONCE, external_ids, write_tables, write_zarr
 from ooc.training.run import MODEL
+from ooc.training.table_mode import TABLE
 
 _LINK_BYTES = 160
 """of memory that a link of the sources of a pass takes while queries and known answers are made of it"""
+_ONE_BY_ONE = 64
+"""Rows are read one by one where they are fewer than a 64th of all"""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,20 @@ class TrainedTable:
     links: RelationLinks
     scorer: LinkScorer
     table: RowTable
+
+    def rows_of(self, nodes: Ids) -> AnyArray:
+        """The rows of nodes, float32[n, width]: each by itself, or where they are many in one pass over the table."""
+        if len(nodes) < self.links.num_nodes // _ONE_BY_ONE:
+            return self.table.read(nodes)
+        found = np.empty((len(nodes), self.scorer.width), np.float32)
+        order = np.argsort(nodes, kind="stable")
+        ascending = nodes[order]
+        for ids, rows in self.table.blocks():
+            first, last = (np.searchsorted(ascending, ids, side) for side in ("left", "right"))
+            count = last - first
+            at = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
+            found[order[at]] = np.repeat(rows, count, axis=0)
+        return found
 
     def external(self, nodes: Ids, tails: bool) -> pa.Array:
         """The user's own ids of heads or tails; where these are of several types whose ids are of several kinds, as words."""
@@ -114,7 +134,7 @@ class AnswerLists:
                 continue
             trained, scorer = self.trained, self.trained.scorer
             with torch.no_grad():
-                query = scorer.queries(torch.from_numpy(trained.table.read(head)), torch.from_numpy(relation))
+                query = scorer.queries(torch.from_numpy(trained.rows_of(head)), torch.from_numpy(relation))
             options: dict[str, Any] = {"known": known, "allowed": trained.candidates(False), "source": head}
             best = best_answers(scorer, query, trained.table, self.k, **options)
             self.queries += len(head)
@@ -209,7 +229,23 @@ def _of_lightgcn(run: Path, config: Any, dataset: Dataset) -> Iterator[TrainedTa
         yield TrainedTable(dataset, links, DotScorer(config.hidden), TableInOrder(rows))
 
 
-OPENERS: Mapping[str, Callable[[Path, Any, Dataset], AbstractContextManager[TrainedTable]]] = {"lightgcn": _of_lightgcn}
+@contextmanager
+def _of_buckets(run: Path, config: Any, dataset: Dataset) -> Iterator[TrainedTable]:
+    ended: Any = checkpoint.load(run, MODEL)
+    links = RelationLinks(dataset, config.edge_type, config.has_relations)
+    scorer = make_scorer(config.model, config.hidden, links.num_relations, config.reciprocal, config.distance)
+    scorer.load_state_dict(ended["model"])
+    shape = TableShape(ended[TABLE]["rows"], config.hidden, config.optimizer, config.buckets)
+    files = BucketRows.open(run / TABLE, ended[TABLE]["files"])
+    bound = scorer.bound if config.init is None else config.init
+    with closing(BucketTable(files, shape, 1, key(config.seed, Purpose.TABLE), bound)) as table:
+        yield TrainedTable(dataset, links, scorer, TableView(table))
+
+
+OPENERS: Mapping[str, Callable[[Path, Any, Dataset], AbstractContextManager[TrainedTable]]] = {
+    "table": _of_buckets,
+    "lightgcn": _of_lightgcn,
+}
 """mode -> what opens the table of its run: of its directory, configuration, and data set"""
 
 
@@ -275,48 +311,36 @@ def write_answers(run: Path | str, dataset: Dataset, out: Path, top: int) -> int
         return lists.queries
 
 
-class RowsOfType:
-    """The trained rows of the nodes of a type as `Rows`, by row of the store."""
-
-    def __init__(self, trained: TrainedTable, node_type: str | None) -> None:
-        name, self._first = trained.first_of(node_type)
-        self._table, self.dtype = trained.table, np.dtype(np.float32)
-        self.shape: tuple[int, ...] = (trained.dataset.nodes(name).num_nodes, trained.scorer.width)
-
-    @property
-    def row_bytes(self) -> int:
-        return 4 * self.shape[1]
-
-    def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
-        """See `Rows`."""
-        check_request(self, ids, out, at)
-        out[slice(None) if at is None else at] = self._table.read(ids + self._first)
-        return len(ids) * self.row_bytes
-
-    def submit(self, ids: Ids, out: AnyArray) -> Future[int]:
-        """See `Rows`."""
-        done: Future[int] = Future()
-        done.set_result(self.read(ids, out))
-        return done
-
-    def close(self) -> None:
-        """Nothing to release: the table is its opener's."""
-
-
 def write_embeddings(run: Path | str, dataset: Dataset, out: Path, node_type: str | None) -> tuple[int, int]:
     """Write the rows of a type as the array x of a Zarr group; returns their number and columns."""
-    with trained_table(run, dataset) as trained:
-        rows = RowsOfType(trained, node_type)
-        write_zarr(out, rows)
-        return rows.shape[0], rows.shape[1]
+    path = out.with_name(f"{out.name}.rows")  # by node, as the blocks of a table are in another order
+    remove_tree(path)
+    try:
+        with trained_table(run, dataset) as trained:
+            name, first = trained.first_of(node_type)
+            shape = dataset.nodes(name).num_nodes, trained.scorer.width
+            with closing(DiskRows.create(path, shape, "float32")) as rows:
+                for ids, values in _blocks_of(trained, first, shape[0]):
+                    rows.write(ids, values)
+                write_zarr(out, rows)
+        return shape
+    finally:
+        remove_tree(path)
 
 
 def all_rows(run: Path | str, dataset: Dataset, node_type: str | None) -> AnyArray:
     """The rows of a type in memory, float32[n, width]."""
     with trained_table(run, dataset) as trained:
-        rows = RowsOfType(trained, node_type)
-        found = np.empty(rows.shape, np.float32)
-        for first in range(0, len(found), ROWS_AT_ONCE):
-            ids = np.arange(first, min(first + ROWS_AT_ONCE, len(found)))
-            rows.read(ids, found[ids[0] : ids[-1] + 1])
+        name, first = trained.first_of(node_type)
+        found = np.empty((dataset.nodes(name).num_nodes, trained.scorer.width), np.float32)
+        for ids, values in _blocks_of(trained, first, len(found)):
+            found[ids] = values
         return found
+
+
+def _blocks_of(trained: TrainedTable, first: int, count: int) -> Iterator[tuple[Ids, AnyArray]]:
+    """The rows of nodes first..first+count-1, by place among these."""
+    for ids, rows in trained.table.blocks():
+        some = (ids >= first) & (ids < first + count)
+        if some.any():
+            yield ids[some] - first, np.ascontiguousarray(rows[some])

@@ -130,6 +130,43 @@ def test_infer_and_embed_write_the_users_own_ids(shop: tuple[Path, Path], tmp_pa
     assert (tmp_path / "b.csv").read_text().count("\n") == 41
 
 
+@pytest.mark.parametrize("buckets", [1, 4])
+def test_answers_of_a_run_in_buckets_are_those_of_its_rows(words: Path, tmp_path: Path, buckets: int) -> None:
+    settings: dict[str, Any] = {
+        "mode": "table",
+        "model": "rotate",
+        "hidden": WIDTH,
+        "epochs": 2,
+        "threads": 1,
+        "buckets": buckets,
+    }
+    ooc.train(store=words, out=tmp_path / "run", val=0.1, test=0.1, **settings)
+    rows = torch.from_numpy(ooc.embed(tmp_path / "run", words)[:])
+    ooc.embed(tmp_path / "run", words, tmp_path / "e.zarr")
+    np.testing.assert_array_equal(zarr.open_group(tmp_path / "e.zarr", mode="r")["x"][:], rows.numpy())
+    assert [path.name for path in tmp_path.glob("e.zarr*")] == ["e.zarr"]
+    ooc.infer(tmp_path / "run", words, tmp_path / "best.parquet", top=2)
+    scorer = make_scorer("rotate", WIDTH, 3)
+    scorer.load_state_dict(torch.load(tmp_path / "run" / "model.pt")["model"])
+    with ooc.open(words) as ds:
+        name, kinds = ds.external(np.arange(ds.num_nodes)), ds.edges().class_names
+        known = {
+            (h, r, t) for h, r, t in zip(*(each.tolist() for each in next(RelationLinks(ds, None, True).pieces())), strict=True)
+        }
+    found = pq.read_table(tmp_path / "best.parquet").to_pylist()
+    assert len(found) == 2 * len({(h, r) for h, r, _ in known})
+    for row in found[::7]:
+        head, relation = name.index(row["source"]), kinds.index(row["relation"])
+        score = scorer.score_all(scorer.queries(rows[[head]], torch.tensor([relation])), rows)[0].tolist()
+        left = [t for t in range(len(name)) if t != head and (head, relation, t) not in known]
+        assert row["target"] == name[sorted(left, key=lambda t: (-score[t], t))[row["rank"] - 1]]
+        assert row["score"] == pytest.approx(max(sorted((score[t] for t in left), reverse=True)[row["rank"] - 1 :]), abs=1e-5)
+    nearest = ooc.neighbors(tmp_path / "run", words, [name[0]], 3, by="dot")
+    score = rows @ rows[0]
+    score[0] = -torch.inf
+    assert nearest.item[0].tolist() == score.topk(3).indices.tolist()
+
+
 def test_neighbors_are_of_the_same_type(shop: tuple[Path, Path]) -> None:
     store, run = shop
     rows = ooc.embed(run, store, node_type="user")[:]
@@ -153,7 +190,7 @@ def test_what_does_not_apply_is_one_line(shop: tuple[Path, Path], words: Path, t
         ooc.infer(run, store, tmp_path / "best.parquet", top=3, node_type="user")
     with pytest.raises(ConfigError, match="has rows of the nodes of another store"):
         ooc.infer(run, words, tmp_path / "best.parquet", top=3)
-    with pytest.raises(ConfigError, match="is no run that has a table: modes lightgcn"):
+    with pytest.raises(ConfigError, match="is no run that has a table: modes table and lightgcn"):
         ooc.neighbors(tmp_path, store, [0])
     (tmp_path / "best.parquet").touch()
     with pytest.raises(StoreError, match="exists"):
