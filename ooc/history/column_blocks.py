@@ -3,6 +3,7 @@
 They are gone through in turn, from the first to the last and again, as steps of `PropagatedTable` do.
 """
 
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ooc.history.grown_table import MovedRows
 from ooc.history.propagated_table import PLANES
 from ooc.runtime.keyed_random import keyed_uniform
 from ooc.stores.arrays.bucket_rows import PIECE_BYTES, BucketRows
@@ -108,6 +110,15 @@ class StoredBlocks:
         """What a checkpoint stores; once it is durable: `files.commit`."""
         self.flush()
         return self.files.state()
+
+    def take_rows(self, other: "StoredBlocks", moved: Iterable[MovedRows]) -> None:
+        """Go on with the rows and moments of a smaller table of the same columns, read from the disk; new rows begin anew."""
+        ranges = list(moved)
+        for block in range(len(self.columns)):
+            old, new = other.load(block), self.load(block)
+            for part in ranges:
+                new[:, part.new : part.new + part.count] = old[:, part.old : part.old + part.count]
+            self.store(block, new)
 
     def close(self) -> None:
         """Release files and threads; idempotent."""

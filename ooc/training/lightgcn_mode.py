@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ooc.config.lightgcn import LightGCNConfig
 from ooc.history.column_blocks import MOVING, StoredBlocks, column_bytes
+from ooc.history.grown_table import moved_rows
 from ooc.history.history import Growth
 from ooc.history.propagated_table import PropagatedRows, PropagatedTable
 from ooc.layerwise.propagation import SymmetricAdjacency, propagate
@@ -122,22 +124,36 @@ class LightGCNMode(Mode):
 
     def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
         self.run = run
-        path, state = self.config.out / FOLDER, None if saved is None else saved["table"]
+        state = None if saved is None else saved["table"]
+        rows, self._folder = self.links.num_nodes, FOLDER if state is None else state["folder"]
         if state is not None:
             self.columns = list(state["columns"])
             self.room = min(len(self.columns), max(MOVING, self.room))
-        rows = self.links.num_nodes
-        new = state is None or not (path / "slots.bin").exists()
         if state is None:
-            remove_tree(path)
-        files = (
-            StoredBlocks.create(path, rows, self.columns) if new else BucketRows.open(path, state["blocks"] if state else None)
-        )
-        stream = key(self.config.seed, Purpose.TABLE)
-        self.blocks = StoredBlocks(files, rows, self.columns, self.room, stream, self.config.init)
-        self.opened.enter_context(closing(self.blocks))
-        self.kept = state is not None and bool(state["kept"])
+            remove_tree(self.config.out / FOLDER)  # of a run that was killed before its first checkpoint
+            files = StoredBlocks.create(self.config.out / FOLDER, rows, self.columns)
+        else:
+            files = BucketRows.open(self.config.out / self._folder, state["blocks"])
+        blocks = self._blocks(files, rows if state is None else state["rows"])
+        if state is not None and (state["rows"], state["first"]) != (rows, self.links.first):
+            blocks = self._grown(blocks, state)
+        self.blocks = self.opened.enter_context(closing(blocks))
+        self.kept = state is not None and growth is None and bool(state["kept"])
         self._steps_before = 0 if state is None else int(state["steps"])
+
+    def _blocks(self, files: BucketRows, rows: int) -> StoredBlocks:
+        return StoredBlocks(files, rows, self.columns, self.room, key(self.config.seed, Purpose.TABLE), self.config.init)
+
+    def _grown(self, before: StoredBlocks, state: dict[str, Any]) -> StoredBlocks:
+        """The blocks with rows of the nodes that are new, in another place."""
+        rows, first = self.links.num_nodes, self.links.first
+        self._folder = f"{FOLDER}-{rows}"
+        path = self.config.out / self._folder
+        remove_tree(path)  # of a run that was killed before its first checkpoint
+        larger = self._blocks(StoredBlocks.create(path, rows, self.columns), rows)
+        with closing(before):
+            larger.take_rows(before, moved_rows(state["first"], state["rows"], first))
+        return larger
 
     def prepare(self) -> None:
         """Put the links that carry messages in order."""
@@ -291,14 +307,19 @@ class LightGCNMode(Mode):
         return whole
 
     def state(self, cursor: RunState) -> dict[str, Any]:
-        about = {"columns": self.columns, "steps": self.table.steps, "kept": self.kept}
+        about = {"columns": self.columns, "steps": self.table.steps, "kept": self.kept, "folder": self._folder}
+        about |= {"rows": self.links.num_nodes, "first": dict(self.links.first)}
         return {"table": {**about, "blocks": self.blocks.state()}}
 
     def commit(self) -> None:
         self.blocks.files.commit()
 
     def adapt(self, saved: dict[str, Any], touched: Ids) -> tuple[dict[str, Any], Growth]:
-        raise ConfigError(f"mode {self.config.mode} does not go on after the store has grown: start another run")
+        """See `Mode`: from the next epoch on, with the rows and moments as they are; the best are chosen anew."""
+        state = RunState.next_epoch(saved)
+        state.best_score = state.best_epoch = None
+        state.stale = 0
+        return saved | {"state": asdict(state), "best_model": None}, Growth(touched, state.epoch)
 
     def counts(self) -> dict[str, Any]:
         files = self.blocks.files
@@ -306,6 +327,9 @@ class LightGCNMode(Mode):
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
         (self.config.out / "neighbors").unlink(missing_ok=True)
+        for path in self.config.out.glob(f"{FOLDER}*"):
+            if path.name != self._folder:
+                remove_tree(path)  # as it was before the store has grown
         return {"columns": self.columns}
 
 

@@ -6,6 +6,7 @@ fixed order. So the same buckets give the same losses to the bit, whatever memor
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ooc.config.tables import TableConfig
-from ooc.history.bucket_table import BucketTable, TableShape, TableView
+from ooc.history.bucket_table import BucketTable, TableView
+from ooc.history.grown_table import GrownTable, moved_rows
 from ooc.history.history import Growth
 from ooc.history.row_optimizers import RowOptimizer, gather_rows
 from ooc.layerwise.link_ranks import LabelledLinks, LinkRanking, SampledTable
@@ -139,21 +141,44 @@ class TableMode(Mode):
         return self.config.batch_size
 
     def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
-        self.run, config, path = run, self.config, self.config.out / TABLE
+        self.run, config = run, self.config
         own = saved[TABLE] if saved else None
-        if own is None:
-            remove_tree(path)  # of a run that was killed before its first checkpoint
-            files = BucketRows.create(path, self.shape.buckets, self.shape.bucket_bytes)
-        else:
-            files = BucketRows.open(path, own["files"])
-            self.lr_scale, self._since_better = own["lr_scale"], own["since_better"]
-        ended = checkpoint.load(config.out, MODEL)
-        if own is not None and ended is not None and TABLE in ended:
-            files.keep(ENDED, ended[TABLE]["files"])
         bound = self.model.bound if config.init is None else config.init
         stream = key(config.seed, Purpose.TABLE)
+        if own is None:
+            self._folder = TABLE
+            remove_tree(config.out / TABLE)  # of a run that was killed before its first checkpoint
+            files = BucketRows.create(config.out / TABLE, self.shape.buckets, self.shape.bucket_bytes)
+        else:
+            self._folder = own["folder"]
+            files = BucketRows.open(config.out / self._folder, own["files"])
+            self.lr_scale, self._since_better = own["lr_scale"], own["since_better"]
+        if own is not None and growth is not None:
+            remove_tree(config.out / EDGES)  # there are others now
+            files = self._grown(files, own, stream, bound)
+        ended = checkpoint.load(config.out, MODEL)
+        if own is not None and ended is not None and ended.get(TABLE, {}).get("folder") == self._folder:
+            files.keep(ENDED, ended[TABLE]["files"])
         self.table = self.opened.enter_context(closing(BucketTable(files, self.shape, self.memory.room, stream, bound)))
         self.rows = RowOptimizer(config.optimizer, config.hidden, 0 if own is None else own["updates"])
+
+    def _grown(self, files: BucketRows, own: dict[str, Any], stream: int, bound: float) -> BucketRows:
+        """The table with rows of the nodes that are new; another one, where the numbers of nodes are not those they were."""
+        shape, first = self.shape, self.links.first
+        if (own["rows"], own["first"]) == (shape.rows, first):
+            return files
+        if own["first"].keys() != first.keys():
+            raise ConfigError(f"{self.dataset.path} has edges between other node types now: start another run")
+        folder = f"{TABLE}-{shape.rows}"
+        path = self.config.out / folder
+        remove_tree(path)  # of a run that was killed before its first checkpoint
+        with closing(files):
+            larger = BucketRows.create(path, shape.buckets, shape.bucket_bytes)
+            before = replace(shape, rows=own["rows"])
+            moved = moved_rows(own["first"], own["rows"], first)
+            GrownTable(files, before, shape, stream, bound).write(larger, moved)
+        self._folder = folder
+        return larger
 
     def notes(self) -> list[str]:
         shape, p, c = self.shape, self.shape.buckets, self.resident
@@ -162,7 +187,9 @@ class TableMode(Mode):
         if self.memory.room >= p:
             place = "in memory" if p == 1 else f"in {p} buckets, all of them in memory"
         else:
-            place = f"in {p} buckets of {format_bytes(shape.bucket_bytes)}, {self.memory.room} of them in memory and {c} trained "
+            place = (
+                f"in {p} buckets of {format_bytes(shape.bucket_bytes)}, {self.memory.room} of them in memory and {c} trained "
+            )
             place += f"at a time; an epoch exchanges {beta_swaps(p, c):,} (no order less than {least_swaps(p, c):,})"
         counts = ", ".join(f"{self._count(name):,} of {name}" for name in self.split.names)
         return [*super().notes(), f"{own}, {place}", f"links: {counts}"]
@@ -307,7 +334,12 @@ class TableMode(Mode):
         view = files.view(BEST if self.run.state.best_epoch is not None else None)
         files.sync()
         files.keep(ENDED, view)
-        return {TABLE: {"files": view, "rows": self.shape.rows, "first": self.links.first}}
+        return {TABLE: {"files": view, **self._about}}
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        """Which table it is, and how its rows are numbered."""
+        return {"folder": self._folder, "rows": self.shape.rows, "first": dict(self.links.first)}
 
     def _flush(self) -> None:
         before = self.table.files.bytes_written
@@ -316,16 +348,18 @@ class TableMode(Mode):
 
     def state(self, cursor: RunState) -> dict[str, Any]:
         self._flush()
-        own = {"files": self.table.files.state(), "updates": self.rows.updates}
+        own = {"files": self.table.files.state(), "updates": self.rows.updates, **self._about}
         return {TABLE: {**own, "lr_scale": self.lr_scale, "since_better": self._since_better}}
 
     def commit(self) -> None:
         self.table.files.commit()
 
     def adapt(self, saved: dict[str, Any], touched: Ids) -> tuple[dict[str, Any], Growth]:
-        raise ConfigError(
-            f"{self.dataset.path} has grown since, and mode table goes on with what it began with: start another run"
-        )
+        """See `Mode`: from the next epoch on, with the rows and the relations' rows as they are; the best are chosen anew."""
+        state = RunState.next_epoch(saved)
+        state.best_score = state.best_epoch = None
+        state.stale = 0
+        return saved | {"state": asdict(state), "best_model": None}, Growth(touched, state.epoch)
 
     def counts(self) -> dict[str, Any]:
         files, edges = self.table.files, 0 if self.edges is None else self.edges.bytes_read
@@ -341,6 +375,9 @@ class TableMode(Mode):
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
         """What an epoch exchanges beside the bound of any order, in bytes read and written."""
+        for path in self.config.out.glob(f"{TABLE}*"):
+            if path.name != self._folder:
+                remove_tree(path)  # as it was before the store has grown
         shape, p, c = self.shape, self.shape.buckets, self.resident
         swaps = {"swaps": beta_swaps(p, c), "least_swaps": least_swaps(p, c), "bucket_bytes": shape.bucket_bytes}
         return {"table": {"rows": shape.rows, "buckets": p, "resident": c, "in_memory": self.memory.room, **swaps}}

@@ -236,7 +236,7 @@ def _of_buckets(run: Path, config: Any, dataset: Dataset) -> Iterator[TrainedTab
     scorer = make_scorer(config.model, config.hidden, links.num_relations, config.reciprocal, config.distance)
     scorer.load_state_dict(ended["model"])
     shape = TableShape(ended[TABLE]["rows"], config.hidden, config.optimizer, config.buckets)
-    files = BucketRows.open(run / TABLE, ended[TABLE]["files"])
+    files = BucketRows.open(run / ended[TABLE]["folder"], ended[TABLE]["files"])
     bound = scorer.bound if config.init is None else config.init
     with closing(BucketTable(files, shape, 1, key(config.seed, Purpose.TABLE), bound)) as table:
         yield TrainedTable(dataset, links, scorer, TableView(table))

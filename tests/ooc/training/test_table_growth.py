@@ -1,0 +1,110 @@
+"""Runs of tables go on when the store has grown: rows as they are, new nodes from their initial rows."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import ooc
+from ooc.config.base import RunConfig
+from ooc.config.lightgcn import LightGCNConfig
+from ooc.config.tables import TableConfig
+from ooc.runtime.keyed_random import Purpose, key, keyed_uniform
+from ooc.stores.errors import ConfigError
+from ooc.stores.io.pages import page_buffer
+from ooc.training.loop import train
+from ooc.training.open_run import open_run
+from ooc.training.watchers import Watchers
+from tests.ooc.runs import KillAt, Killed, curve
+
+N, NEW, WIDTH = 150, 40, 4
+SMALL: dict[str, Any] = {"hidden": WIDTH, "threads": 1, "val": 0.1, "test": 0.1, "init": 0.2}
+KINDS = [
+    {"mode": "table", "model": "complex", "buckets": 1, "ratio": 8, "batch_size": 64, "reciprocal": True},
+    {"mode": "table", "model": "mf", "buckets": 3, "resident": 2, "ratio": 8, "batch_size": 64, "optimizer": "adam"},
+    {"mode": "lightgcn", "eval_k": [5], "batch_size": 64},
+]
+
+
+def links(low: int, high: int, count: int) -> np.ndarray:
+    return np.random.default_rng(low).integers(low, high, (2, count))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    path = tmp_path / "links.ooc"
+    ooc.from_data(Data(num_nodes=N, edge_index=torch.from_numpy(links(0, N, 900))), path).close()
+    return path
+
+
+def config(store: Path, out: Path, kind: dict[str, Any], **settings: Any) -> RunConfig:
+    made = LightGCNConfig if kind["mode"] == "lightgcn" else TableConfig
+    return made(store=store, out=out, **{**SMALL, "epochs": 2, "eval_every": 1, **kind, **settings})
+
+
+def grow(store: Path) -> None:
+    ooc.append(store, edges=np.concatenate([links(0, N + NEW, 300), np.stack([np.arange(N, N + NEW)] * 2)], 1))
+
+
+def packed_rows(run: Any) -> np.ndarray:
+    """All rows of an open run with their state, before its first step."""
+    mode = run.mode
+    if mode.config.mode == "lightgcn":
+        return torch.cat([mode.blocks.load(block) for block in range(len(mode.columns))], 2).numpy().transpose(1, 0, 2)
+    found = np.zeros((mode.shape.rows, mode.shape.packed), np.float32)
+    for bucket in range(mode.shape.buckets):
+        buffer, ids = page_buffer(mode.shape.bucket_bytes), mode.shape.ids(bucket)
+        mode.table.files.load(bucket, buffer)
+        found[ids] = buffer.view(np.float32).reshape(-1, mode.shape.packed)[: len(ids)]
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind['mode']}-{kind.get('model')}")
+def test_rows_and_their_state_go_on_and_new_nodes_begin(store: Path, tmp_path: Path, kind: dict[str, Any]) -> None:
+    settings = config(store, tmp_path / "run", kind)
+    train(settings)
+    with open_run(settings, True, Watchers([])) as run:
+        before, relation = packed_rows(run), {name: each.clone() for name, each in run.model.state_dict().items()}
+    grow(store)
+    with pytest.raises(ConfigError, match="has grown since"):
+        train(settings, resume=True)
+    more = settings.model_copy(update={"epochs": 4})
+    with open_run(more, True, Watchers([]), grown=True) as run:
+        after = packed_rows(run)
+        assert run.state.epoch == 2
+        steps = run.state.total_steps
+        assert all(torch.equal(each, relation[name]) for name, each in run.model.state_dict().items())
+    np.testing.assert_array_equal(after[:N], before)
+    new = np.empty((NEW, WIDTH), np.float32)
+    keyed_uniform(np.uint64(key(0, Purpose.TABLE)), np.arange(N, N + NEW), np.float32(0.2), new)
+    first = after[N:, 0] if after.ndim == 3 else after[N:, :WIDTH]
+    np.testing.assert_array_equal(first, new)
+    assert not np.delete(after[N:].reshape(NEW, -1), np.arange(WIDTH), axis=1).any()
+    with pytest.raises(Killed):
+        train(more, resume=True, grown=True, watcher=KillAt(steps + 1))
+    result = train(more, resume=True, grown=True)
+    assert result["epochs"] == 4
+    assert len([*more.out.glob("table*")]) == 1
+    with ooc.open(store) as ds:
+        assert ds.num_nodes == N + NEW
+        rows = ooc.embed(more.out, ds)[:]
+        assert rows.shape == (N + NEW, WIDTH)
+        assert ooc.neighbors(more.out, ds, [N + 1], 3).item.shape == (1, 3)
+
+
+def test_a_run_that_goes_on_after_growth_is_the_same_however_often_it_is_killed(store: Path, tmp_path: Path) -> None:
+    once, often = (config(store, tmp_path / name, KINDS[1], checkpoint_every=2, epochs=4) for name in ("once", "often"))
+    steps = train(once.model_copy(update={"epochs": 2}))["total_steps"]
+    shutil.copytree(once.out, often.out)
+    grow(store)
+    train(once, resume=True, grown=True)
+    for killed_at in (3, 9):
+        with pytest.raises(Killed):
+            train(often, resume=True, grown=True, watcher=KillAt(steps + killed_at))
+    train(often, resume=True)
+    assert curve(often.out) == curve(once.out)
+    np.testing.assert_array_equal(ooc.embed(often.out, store)[:], ooc.embed(once.out, store)[:])
