@@ -231,7 +231,8 @@ INGEST = [
 """`IngestSpec`'s fields except `out`; importing the specification would be too slow for `--help`."""
 
 _APPENDED = (
-    "edges src dst weight time time_unit edge_features header drop_missing allow_nan nodes id label split birth x_cols features"
+    "edges src dst weight time time_unit edge_features edge_label edge_split header drop_missing allow_nan nodes id label "
+    "split birth x_cols features"
 )
 _BY_TYPE = (
     *("nodes", "num_nodes", "id", "label", "split", "x_cols", "one_hot", "codes", "features", "labels", "task"),

@@ -26,6 +26,8 @@ def append(
     time: str | None = None,
     time_unit: Literal["s", "ms", "us", "ns"] | None = None,
     edge_features: Mapping[str, FileOrArray] | Sequence[str] = (),
+    edge_label: str | None = None,
+    edge_split: str | None = None,
     header: bool | None = None,
     drop_missing: bool = False,
     allow_nan: bool = False,
@@ -49,6 +51,7 @@ def append(
         edges: New edges: files (a glob), an integer array [2, E] or [E, 2], or a data frame, as of `ooc.ingest`.
         src, dst, weight, time: Columns of the edges. time_unit: Of numeric times; None: that of the store.
         edge_features: Name -> column patterns of the edge table, npy files, or an array [E] or [E, F].
+        edge_label, edge_split: Columns of the edge table, where the store's edges have labels or a split.
         header: Whether text tables start with a header line; by default detected.
         drop_missing: Drop and count edges with an unknown endpoint.
         allow_nan: Keep and count NaN and infinite features.

@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from ooc.stores import manifest as names
-from ooc.stores.arrays.encoding import arrays_in, encoding_of
+from ooc.stores.arrays.encoding import encoding_of
 from ooc.stores.arrays.rows import AnyArray
 from ooc.stores.arrays.zarr_rows import open_zarr_rows
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.growth.delta import EDGES, FEATURE, Appended, Appending, appending, record_rows
+from ooc.stores.growth.new_edge_labels import NewEdgeLabels
 from ooc.stores.growth.newnodes import NewNodes, stage_features
 from ooc.stores.growth.sorting import Column
 from ooc.stores.growth.spec import AppendSpec
@@ -151,11 +152,8 @@ class _Append:
 
     def _edges(self, columns: EdgeColumns, new: NewNodes) -> Appended:
         """Write the edges' records; returns how many were added and dropped."""
-        if self.manifest.edge_types[0].task is not None or self.manifest.edge_types[0].splits:
-            raise ConfigError(
-                f"the edges of {self.spec.out} have labels or splits, which append cannot add to: ingest it again"
-            )
-        features = self._edge_features(columns)
+        staged = NewEdgeLabels(self.spec, self.root, self.manifest, self.duck, self.stage, columns).columns()
+        features = {**self._edge_features(columns), **staged}
         held = self.manifest.time
         kinds = {"weight": np.dtype(np.float32)} if columns.weight is not None else {}
         kinds |= {"time": np.dtype(held.dtype)} if held is not None else {}
@@ -181,7 +179,7 @@ class _Append:
     def _edge_features(self, columns: EdgeColumns) -> Mapping[str, Column]:
         """Edge features as stored, one row per input edge, in files."""
         patterns, folder = self.spec.edge_feature_patterns(), self.root / names.edge_array("")
-        there = arrays_in(folder)
+        there = sorted(self.manifest.edge_types[0].arrays)
         if set(patterns) != set(there):
             wanted, given = ", ".join(there) or "none", ", ".join(sorted(patterns)) or "none"
             raise ConfigError(f"the edges of {self.spec.out} have the features {wanted}; given: {given} (`edge_features`)")

@@ -31,11 +31,12 @@ Columns = Mapping[str, Column]
 
 @dataclass(frozen=True)
 class GrownEdges:
-    """Results for the manifest: slots, self-loops, and whether the events are in input order."""
+    """Results for the manifest: slots, self-loops, whether the events are in input order, and the new edges of each split."""
 
     slots: int
     loops: int
     sorted: bool
+    splits: Mapping[str, int]
 
 
 class EdgeGrowth:
@@ -80,7 +81,44 @@ class EdgeGrowth:
         still = was and in_order and self.all_taken
         if self.old.time is not None and self.count:
             self._write_events(new, events, was, still)
-        return GrownEdges(count, loops, still)
+        if self.old.time is None:
+            self._write_by_place(new)
+        return GrownEdges(count, loops, still, self._new_in_splits(new))
+
+    def _write_by_place(self, new: Columns) -> None:
+        """Write labels and splits of edges without times: a row for each edge of all inputs, those that were dropped too."""
+        total = self._given[-1]
+        for field, name in self._features.items():
+            array, values, at = names.edge_array(name), new[field], 0
+            with closing(open_zarr_rows(self.root, array, "mmap")) as rows:
+                old, kind = rows.shape[0], rows.dtype
+                with Appender(self.out, array, rows.shape[1:], kind, getattr(rows, "attributes", {}), count=total) as sink:
+                    for first in range(0, old, merge.BLOCK_ROWS):
+                        sink.append(read_range(rows, first, min(first + merge.BLOCK_ROWS, old))[0])
+                    for first in range(old, total, merge.BLOCK_ROWS):
+                        block = np.full((min(merge.BLOCK_ROWS, total - first), *rows.shape[1:]), nothing_of(kind), kind)
+                        stop = self._until(new["place"], at, first + len(block))
+                        block[new["place"].read(at, stop) - first] = values.read(at, stop)
+                        sink.append(block)
+                        at = stop
+
+    @staticmethod
+    def _until(place: Column, first: int, end: int) -> int:
+        """How many places, which ascend, are below `end`, of which `first` are known to be."""
+        held = place.read(first, min(place.count, first + merge.BLOCK_ROWS))
+        return first + int(np.searchsorted(held, end))
+
+    def _new_in_splits(self, new: Columns) -> dict[str, int]:
+        """New edges by split."""
+        counts = dict.fromkeys(self.old.edge_types[0].splits, 0)
+        for first in range(0, self.count, merge.BLOCK_ROWS):
+            stop = min(first + merge.BLOCK_ROWS, self.count)
+            for name in counts:
+                if f"{FEATURE}split_{name}" in new:
+                    counts[name] += int(new[f"{FEATURE}split_{name}"].read(first, stop).sum())
+                else:
+                    counts[name] += int((new[f"{FEATURE}split"].read(first, stop) == names.SPLIT_CODES[name]).sum())
+        return counts
 
     def _tell(self, step: str, done: int, total: int) -> None:
         self.progress(step, done, total)
@@ -151,6 +189,11 @@ class EdgeGrowth:
         with Appender(self.out, name, (), np.int64, count=events.old_rows + len(events.at)) as sink:
             for block in spliced(np.arange, events.old_rows, 8, events.at, place.read, np.int64):
                 sink.append(block)
+
+
+def nothing_of(dtype: np.dtype[Any]) -> Any:
+    """What labels and splits of an edge that was dropped are: none."""
+    return {"b": False, "f": np.nan}.get(dtype.kind, -1)
 
 
 def given_before(root: Path, old: Manifest) -> int:

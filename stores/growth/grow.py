@@ -65,6 +65,7 @@ class Growing:
         self._splits: dict[str, int] = dict(self.old.node_type().splits)
         self._sorted = self.old.time is not None and self.old.time.sorted
         self._slots, self._loops = self.old.num_edges, self.old.has_self_loops
+        self._edge_splits: dict[str, int] = dict(self.old.edge_types[0].splits)
 
     def write(self, final: Path) -> Path:
         """Write everything and publish it as the folder `final`."""
@@ -95,12 +96,14 @@ class Growing:
         merged = names.read_manifest(view)
         self._slots, self._loops, self._splits = merged.num_edges, merged.has_self_loops, merged.node_type().splits
         self._sorted = merged.time is not None and merged.time.sorted
+        self._edge_splits = dict(merged.edge_types[0].splits)
 
     def _write_edges(self) -> None:
         stage = self.out / STAGE
         growth = EdgeGrowth(self.root, self.out, self.delta, self.old, self.num_nodes, stage, self.room, self.progress)
         made = growth.write()
         self._slots, self._loops, self._sorted = made.slots, made.loops > 0, made.sorted
+        self._edge_splits = {name: size + made.splits[name] for name, size in self._edge_splits.items()}
 
     def _node_names(self) -> list[str]:
         """Node arrays that change (all if there are new nodes) and were not reused."""
@@ -189,7 +192,7 @@ class Growing:
         node = old.node_type().model_copy(
             update={"ranges": [(0, self.num_nodes)], "count": self.num_nodes, "splits": self._splits}
         )
-        edge = old.edge_types[0].model_copy(update={"count": self._slots})
+        edge = old.edge_types[0].model_copy(update={"count": self._slots, "splits": self._edge_splits})
         events = None if old.time is None else old.time.events + total.edges
         time = None if old.time is None else old.time.model_copy(update={"events": events, "sorted": self._sorted})
         given = old.input

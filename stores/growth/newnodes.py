@@ -1,6 +1,6 @@
 """The nodes of an append: rows of new nodes, and values for new and existing ones."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -256,20 +256,11 @@ class NewNodes:
         assert self.table is not None
         assert self.spec.split is not None
         bits = self._stage("bits", np.uint8, (), split_files.bits_of_table(self.duck, self.table, self.spec.split))
-        if "split" in self.there:
-            codes = np.full(max(split_files.BITS.values()) + 1, -1, np.int8)
-            for name, bit in split_files.BITS.items():
-                codes[bit] = SPLIT_CODES[name]
-            yield "split", self._stage("split", np.int8, (), (codes[part] for part in _blocks(bits)))
-            return
-        own = {name: bit for name, bit in split_files.BITS.items() if f"split_{name}" in self.there}
-        other = ~np.uint8(sum(own.values()))
-        if not own or any((part & other).any() for part in _blocks(bits)):
+        found = split_columns_of(bits, self.there, self._stage)
+        if found is None:
             have = ", ".join(self.manifest.node_type().splits) or "none"
             raise InputError(f"{self.table.shown} has splits that {self.spec.out} has not: it has {have}")
-        for name, bit in own.items():
-            array = f"split_{name}"
-            yield array, self._stage(array, np.bool_, (), ((part & bit) > 0 for part in _blocks(bits)))
+        yield from found
 
     def _births(self, time: TimeColumn | None) -> Column:
         held = self.manifest.time
@@ -305,6 +296,26 @@ def _blocks(column: Column) -> Iterator[AnyArray]:
     """Yield a column sequentially."""
     step = 2**20
     return (column.read(first, min(first + step, column.count)) for first in range(0, column.count, step))
+
+
+def split_columns_of(
+    bits: Column, there: Collection[str], stage: Callable[[str, Any, tuple[int, ...], Iterable[AnyArray]], Column]
+) -> list[tuple[str, Column]] | None:
+    """Arrays of splits that a store has, of rows whose splits are `bits`; None where these have others. stage: writes a column
+    of a name, dtype, shape and blocks."""
+    if "split" in there:
+        codes = np.full(max(split_files.BITS.values()) + 1, -1, np.int8)
+        for name, bit in split_files.BITS.items():
+            codes[bit] = SPLIT_CODES[name]
+        return [("split", stage("split", np.int8, (), (codes[part] for part in _blocks(bits))))]
+    own = {name: bit for name, bit in split_files.BITS.items() if f"split_{name}" in there}
+    other = ~np.uint8(sum(own.values()))
+    if not own or any((part & other).any() for part in _blocks(bits)):
+        return None
+    return [
+        (f"split_{name}", stage(f"split_{name}", np.bool_, (), ((part & bit) > 0 for part in _blocks(bits))))
+        for name, bit in own.items()
+    ]
 
 
 def target_blocks(given: nodes.Rows) -> Iterator[AnyArray]:

@@ -13,6 +13,8 @@ FIELDS = (
     "time",
     "time_unit",
     "edge_features",
+    "edge_label",
+    "edge_split",
     "header",
     "drop_missing",
     "allow_nan",
@@ -46,8 +48,9 @@ class AppendSpec(IngestSpec):
                 raise ConfigError(f"`{name}` is settled when a store is ingested: leave it out")
         if self.edges is None and self.nodes is None:
             raise ConfigError("there is nothing to append: give `edges`, or `nodes` with what is new about them")
-        if self.edges is None and (self.weight or self.time or self.edge_features):
-            raise ConfigError("`weight`, `time` and `edge_features` are of edges: give `edges` too")
+        of_edges = "weight", "time", "edge_features", "edge_label", "edge_split"
+        if self.edges is None and (given := [name for name in of_edges if getattr(self, name)]):
+            raise ConfigError(f"`{given[0]}` is of edges: give `edges` too")
         self._check_nodes()
         self.feature_globs()
         self.edge_feature_patterns()
