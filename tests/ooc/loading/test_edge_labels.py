@@ -70,7 +70,7 @@ def test_labels_and_splits_of_edges_reach_batches(tmp_path: Path, undirected: bo
         with pytest.raises(InputError, match="no split 'dev' of edges"):
             edges.members("dev")
     more = pa.table({"src": [0], "dst": [1], "when": [7], "w": [0.5], "kind": ["odd"], "part": ["val"]})
-    with pytest.raises(ConfigError, match="have labels or splits" if time else "edge features"):
+    with pytest.raises(ConfigError, match="have labels: name the column" if time else "edge features"):
         ooc.append(tmp_path / "s.ooc", edges=more, time=time, edge_features=["edge_attr=w"])
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -94,6 +96,36 @@ def test_rows_and_their_state_go_on_and_new_nodes_begin(store: Path, tmp_path: P
         rows = ooc.embed(more.out, ds)[:]
         assert rows.shape == (N + NEW, WIDTH)
         assert ooc.neighbors(more.out, ds, [N + 1], 3).item.shape == (1, 3)
+
+
+def test_a_knowledge_graph_grows_by_entities_and_links(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+
+    def triples(nodes: int, count: int) -> dict[str, list[str]]:
+        ends = {name: [f"n{i:03}" for i in draw.integers(0, nodes, count)] for name in ("src", "dst")}
+        kinds = np.concatenate([np.arange(3), draw.integers(0, 3, count - 3)])
+        return ends | {
+            "relation": [["eats", "fears", "is"][i] for i in kinds],
+            "split": [["train", "val", "test"][i] for i in draw.choice(3, count, p=[0.8, 0.1, 0.1])],
+        }
+
+    how = {"edge_label": "relation", "edge_split": "split"}
+    for name, nodes in (("first", 60), ("more", 80)):
+        pq.write_table(pa.table(triples(nodes, 500)), tmp_path / f"{name}.parquet")
+    store, run = tmp_path / "words.ooc", tmp_path / "run"
+    ooc.ingest(store, edges=tmp_path / "first.parquet", **how)
+    settings: dict[str, Any] = {"mode": "table", "model": "complex", "hidden": 8, "buckets": 2, "threads": 1}
+    ooc.train(store=store, out=run, epochs=2, lr=1e-9, **settings)
+    before = ooc.embed(run, store)[:]
+    ooc.append(store, edges=tmp_path / "more.parquet", **how)
+    with pytest.raises(ConfigError, match="of the one that it was before it has grown"):
+        ooc.embed(run, store)
+    result = ooc.train(out=run, resume=True, grown=True, epochs=3)
+    after = ooc.embed(run, store)[:]
+    np.testing.assert_allclose(after[: len(before)], before, atol=1e-6)
+    assert len(after) > len(before)
+    assert result["metrics"]["test"]["mrr"] > 0
+    assert ooc.infer(run, store, tmp_path / "best.parquet", top=2).rows > 0
 
 
 def test_a_run_that_goes_on_after_growth_is_the_same_however_often_it_is_killed(store: Path, tmp_path: Path) -> None:
