@@ -15,7 +15,12 @@ OF_MODEL = {
     "relation_weight": WITH_RELATIONS,
 }
 """settings that apply to these models only"""
-OF_LOSS = {"margin": ("adversarial",), "temperature": ("adversarial",), "label_smoothing": ("all",)}
+OF_LOSS = {
+    "margin": ("adversarial",),
+    "temperature": ("adversarial",),
+    "label_smoothing": ("all",),
+    "correct_negatives": ("softmax",),
+}
 """settings that apply to these losses only"""
 _HELD_OUT = 0.1
 
@@ -51,6 +56,10 @@ class TableConfig(RunConfig):
         "all nodes.",
     )
     ratio: Ratio = Field(default=256, description="Negatives per link in training, which links share.")
+    correct_negatives: bool = Field(
+        default=False,
+        description="Each negative counts for as many nodes as it stands for (--loss softmax), so the loss is near that over all.",
+    )
     chunk: Positive | None = Field(default=None, description="Links that share their negatives; by default all of a batch.")
     queries: Literal["auto", "both", "tails"] = Field(
         default="auto", description="What is asked for: tails, or both heads and tails; by default both, and tails of mf."
@@ -73,7 +82,9 @@ class TableConfig(RunConfig):
         default=1.0, gt=0, le=1, description="Factor of the learning rate after `lr_patience` evaluations without improvement."
     )
     lr_patience: Positive = Field(default=5, description="Evaluations without improvement before the learning rate falls.")
-    init: float | None = Field(default=None, gt=0, description="Rows begin uniform in [-init, init); by default the model's own.")
+    init: float | None = Field(
+        default=None, gt=0, description="Rows begin uniform in [-init, init); by default the model's own."
+    )
     # buckets
     buckets: Annotated[int, Field(gt=0, le=1024)] | None = Field(
         default=None, description="Buckets that nodes are divided into; by default 1 where the table fits the memory."

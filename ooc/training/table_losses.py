@@ -36,12 +36,19 @@ class Candidates(NamedTuple):
 
 
 class TableLoss:
-    """The training loss of links; see the settings of `TableConfig`."""
+    """The training loss of links; see the settings of `TableConfig`.
 
-    def __init__(self, config: TableConfig, chunk: int) -> None:
+    Args:
+        config: These.
+        chunk: Links that share their negatives.
+        tails, heads: How many nodes each of these may be.
+    """
+
+    def __init__(self, config: TableConfig, chunk: int, tails: int = 0, heads: int = 0) -> None:
         self._all, self._smoothing, self._chunk = config.loss == "all", config.label_smoothing, chunk
         name = "softmax" if self._all else config.loss
-        self._loss = LinkLoss(name, margin=config.margin, temperature=config.temperature)
+        how = {"margin": config.margin, "temperature": config.temperature}
+        self._loss = [LinkLoss(name, population=each if config.correct_negatives else None, **how) for each in (tails, heads)]
         weight = config.regularizer_weight
         self._penalty = LinkRegularizer(config.regularizer, weight) if weight else None
         self._relation_weight = config.relation_weight
@@ -67,7 +74,7 @@ class TableLoss:
             return loss_of_all(scorer.score_all(query, candidates.rows[0]), candidates.true, self._smoothing)
         parts = zip(query.split(self._chunk), candidates.rows, strict=True)
         negative = torch.cat([scorer.score_all(part, rows) for part, rows in parts])
-        return self._loss(scorer.score(query, asked), negative, candidates.true)
+        return self._loss[reverse](scorer.score(query, asked), negative, candidates.true)
 
 
 def _penalized(scorer: LinkScorer, links: LinkRows, reverse: bool) -> Tensor | None:

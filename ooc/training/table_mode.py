@@ -73,7 +73,7 @@ class TableMode(Mode):
         self.model = self._make_model().to(self.device)
         self.memory = self._divided()
         self.budget, self.shape, self.resident = self.memory.budget, self.memory.shape, self.memory.resident
-        self.loss_of = TableLoss(config, self._chunk)
+        self.loss_of = TableLoss(config, self._chunk, len(self.links.tails), len(self.links.heads))
         self.lr_scale, self._since_better, self._checkpoint_bytes = 1.0, 0, 0
         self._order: EpochOrder | None = None
         self._pulled: tuple[Ids, Tensor] | None = None
