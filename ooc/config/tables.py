@@ -1,4 +1,4 @@
-"""Settings of training embedding tables (`ooc train --task link --mode table`). Imports nothing heavy; see `ooc.config.nodes`."""
+"""Settings of training embedding tables (`ooc train --task link --mode table`). Imports nothing heavy."""
 
 from typing import Annotated, Literal, Self
 
@@ -45,8 +45,8 @@ class TableConfig(RunConfig):
     reciprocal: bool = Field(default=False, description="A second row of each relation, that answers queries for heads.")
     edge_type: str | None = Field(
         default=None,
-        description="Edge type of the links (heterogeneous), as user:likes:item; by default the one there is, or all of them, "
-        "each a relation.",
+        description="Edge type of the links (heterogeneous), as user:likes:item; by default the one there is, or all of "
+        "them, each a relation.",
     )
     dropout: Fraction = Field(default=0.0, description="Not of tables.")
     # the loss

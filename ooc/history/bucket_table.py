@@ -117,7 +117,7 @@ class BucketTable:
                 self._uses[bucket].append(number)
 
     def visit(self, number: int) -> None:
-        """Have the buckets of a visit in memory, and read the next one ahead. Raises StoreError where a disk fails or is full."""
+        """Have the buckets of a visit in memory, and read the next one ahead. StoreError where the disk fails."""
         if number == self._at:
             return
         began = perf_counter()

@@ -1,7 +1,7 @@
 """Optimizers of rows that few batches touch: a step changes the rows of the batch, and the state that lies behind each of them.
 
 A row and its state are one packed row float32 [packed width]: Adagrad's sum of squares for each column, row-wise Adagrad's mean
-of them for the whole row (as in FBGEMM), or SparseAdam's two moments. Gradients of equal rows are added up in the order of their
+of them for the whole row (as in FBGEMM), or SparseAdam's two moments. Gradients of equal rows are added up in order of their
 positions, so neither the number of threads nor where a row lies changes a bit.
 """
 

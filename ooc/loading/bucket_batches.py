@@ -118,9 +118,7 @@ def table_batches(
             step += 1
 
 
-def _parts(
-    edges: BucketEdges, order: EpochOrder, seed: int, epoch: int, first: int, stop: int
-) -> Iterator[tuple[int, Edges]]:
+def _parts(edges: BucketEdges, order: EpochOrder, seed: int, epoch: int, first: int, stop: int) -> Iterator[tuple[int, Edges]]:
     """(number in the order, edges in the epoch's order) of blocks from `first` on, up to that of the step before `stop`."""
     p, parts = edges.shape.buckets, edges.shape.parts
     last = order.at(stop - 1)[0] if stop else -1

@@ -1,7 +1,8 @@
 """Training edges on disk, sorted once by the buckets of their two ends, and read back a part of a pair of buckets at a time.
 
-An edge is (source, destination, relation), 8 or 12 bytes, 16 or 24 where nodes need 64 bits. The edges of a pair are divided into
-parts at random, by edge, so that a part fits memory; an epoch takes them in a random order, and the edges of each in another one.
+An edge is (source, destination, relation), 8 or 12 bytes, 16 or 24 where nodes need 64 bits. The edges of a pair are divided
+into parts at random, by edge, so that a part fits memory; an epoch takes them in a random order, and the edges of each in
+another one.
 """
 
 import json

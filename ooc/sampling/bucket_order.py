@@ -1,11 +1,11 @@
 """PURE: in which order pairs of buckets are trained, so that the few buckets in memory are exchanged seldom.
 
-An edge needs the buckets of both its ends in memory, of which there is room for some. The order is BETA (Mohoney et al., "Marius:
-Learning Massive Graph Embeddings on a Single Machine", OSDI 2021): all resident buckets but the last stay, while all that are on
-disk take the last place in turn; then those that stayed have met all others, and are replaced by as many new ones.
+An edge needs the buckets of both its ends in memory, of which there is room for some. The order is BETA (Mohoney et al.,
+"Marius: Learning Massive Graph Embeddings on a Single Machine", OSDI 2021): all resident buckets but the last stay, while all
+that are on disk take the last place in turn; then those that stayed have met all others, and are replaced by as many new ones.
 
-An even epoch begins with the same buckets whatever its number, in an order of its own; the odd epoch behind it goes the same way
-back. So an epoch begins with what the one before it ended with, and is a function of its number all the same.
+An even epoch begins with the same buckets whatever its number, in an order of its own; the odd epoch behind it goes the same
+way back. So an epoch begins with what the one before it ended with, and is a function of its number all the same.
 """
 
 from collections.abc import Iterator

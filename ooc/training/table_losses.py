@@ -1,4 +1,4 @@
-"""The loss of a batch of links by the rows of its nodes: what is asked for, against which candidates, and what is added to it."""
+"""The loss of a batch of links by the rows of its nodes: what is asked for, among which candidates, and what is added."""
 
 from typing import NamedTuple
 

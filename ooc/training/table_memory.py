@@ -79,8 +79,8 @@ class TableMemory:
         shape, need = self.shape, _needed(self.shape.buckets, self.resident)
         if config.loss == "all" and shape.buckets > 1:
             raise ConfigError(
-                f"loss = all scores all nodes in every step, and their table of {format_bytes(shape.bucket_bytes * shape.buckets)} "
-                "does not fit the memory: give more, or use loss = softmax"
+                "loss = all scores all nodes in every step, and their table of "
+                f"{format_bytes(shape.bucket_bytes * shape.buckets)} does not fit the memory: give more, or use loss = softmax"
             )
         if self.room < need:
             more = self.budget.memory + need * shape.bucket_bytes - self.budget.buckets
@@ -92,8 +92,8 @@ class TableMemory:
         if self.disk is not None and self._slots <= shape.buckets + self._unsaved:
             least = (shape.buckets + self._unsaved + 1) * shape.bucket_bytes
             raise ConfigError(
-                f"disk = {config.disk}: the table and what is exchanged between checkpoints take {format_bytes(least)} at least: "
-                "give more, or leave it out"
+                f"disk = {config.disk}: the table and what is exchanged between checkpoints take {format_bytes(least)} at "
+                "least: give more, or leave it out"
             )
 
     @property

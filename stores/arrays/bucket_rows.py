@@ -1,8 +1,9 @@
 """`BucketRows`: rows in buckets of equal size on disk, each written whole and never over the one that a checkpoint needs.
 
-A file of slots, each as large as a bucket. A bucket is always written to a free slot, and a map says which slot has which bucket.
-A checkpoint holds the map; only what no map needs is free. So no byte is written twice, as an undo log would, and a process
-killed at any moment, or a full disk, leaves all buckets of its last checkpoint as they were. (Copy on write, as of LMDB's pages.)
+A file of slots, each as large as a bucket. A bucket is always written to a free slot, and a map says which slot has which
+bucket. A checkpoint holds the map; only what no map needs is free. So no byte is written twice, as an undo log would, and a
+process killed at any moment, or a full disk, leaves all buckets of its last checkpoint as they were. (Copy on write, as of
+LMDB's pages.)
 
 Reads and writes bypass the page cache, which would hold what the process's own memory already has.
 """

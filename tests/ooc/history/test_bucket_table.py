@@ -118,7 +118,8 @@ def test_more_room_reads_less(tmp_path: Path) -> None:
             for epoch in range(3):
                 train(table, double, epoch, 3)
             read.append(table.files.bytes_read)
-    assert read == sorted(read, reverse=True) and read[-1] == 0 < read[0]
+    assert read == sorted(read, reverse=True)
+    assert read[-1] == 0 < read[0]
 
 
 def test_a_shape_has_every_row_once() -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from ooc.loading.bucket_batches import BatchShape, EpochOrder, TableBatch, table
 from ooc.loading.bucket_edges import BucketEdges, EdgeShape
 
 N, E, P, RESIDENT, BATCH = 300, 5000, 6, 3, 64
-SHAPE = BatchShape(BATCH, 10, 20, heads=range(0, 200), tails=range(100, 300))
+SHAPE = BatchShape(BATCH, 10, 20, heads=range(200), tails=range(100, 300))
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +39,14 @@ def test_an_epoch_has_every_edge_once_while_its_buckets_are_resident(edges: Any)
         met = np.concatenate([np.stack([b.head, b.tail, b.relation], 1) for b in batches])  # type: ignore[arg-type, list-item]
         assert (met[np.argsort(met[:, 2])] == triples).all()
         for step, batch in enumerate(batches):
-            assert batch.visit == order.visit_of(step) and len(batch.head) <= BATCH
+            assert batch.visit == order.visit_of(step)
+            assert len(batch.head) <= BATCH
             resident = set(order.visits[batch.visit].resident)
             for nodes in (batch.head, batch.tail, batch.negative_heads, batch.negative_tails):
                 assert set((nodes % P).ravel().tolist()) <= resident
             assert batch.negative_tails.shape == batch.negative_heads.shape == (-(-len(batch.head) // 20), 10)
-            assert batch.negative_heads.max() < 200 and batch.negative_tails.min() >= 100
+            assert batch.negative_heads.max() < 200
+            assert batch.negative_tails.min() >= 100
         assert [b.visit for b in batches] == sorted(b.visit for b in batches)
 
 
@@ -67,4 +68,5 @@ def test_epochs_differ(edges: Any) -> None:
 def test_without_nodes_to_draw_from_there_are_no_negatives(edges: Any) -> None:
     found, order = edges[0], EpochOrder(edges[0], RESIDENT, BATCH, 5, 0)
     batch = next(table_batches(found, order, BatchShape(BATCH, 10, 64, None, range(N)), 5, 0, 0, 1))
-    assert batch.negative_heads.size == 0 and batch.negative_tails.shape == (1, 10)
+    assert batch.negative_heads.size == 0
+    assert batch.negative_tails.shape == (1, 10)

@@ -45,14 +45,17 @@ def test_labels_are_relations_and_splits_are_the_stores(labelled: Any, memory: i
             assert split.count(name) == len(own)
             assert sorted(zip(*(each.tolist() for each in split.links(name)), strict=True)) == sorted(map(tuple, own.tolist()))
         none = RelationLinks(ds, None, relations=False)
-        assert none.num_relations == 0 and gathered(none.pieces()) == sorted((h, 0, t) for h, _, t in triples.tolist())
+        assert none.num_relations == 0
+        assert gathered(none.pieces()) == sorted((h, 0, t) for h, _, t in triples.tolist())
 
 
 def test_a_random_split_divides_the_links(labelled: Any) -> None:
     with Dataset.open(labelled[0]) as ds:
         split = RelationSplit(RelationLinks(ds, None, relations=True), (0.2, 0.1), seed=4)
         found = [split.count(name) for name in ("train", "val", "test")]
-        assert sum(found) == E and 40 < found[1] < 120 and 15 < found[2] < 70
+        assert sum(found) == E
+        assert 40 < found[1] < 120
+        assert 15 < found[2] < 70
 
 
 def test_edge_types_are_relations_and_types_stand_behind_one_another(tmp_path: Path) -> None:
@@ -68,7 +71,7 @@ def test_edge_types_are_relations_and_types_stand_behind_one_another(tmp_path: P
         order = [key[1] for key in ds.edge_types]
         expected = [(h + user, order.index("likes"), t + item) for h, t in likes.T.tolist()]
         expected += [(h + user, order.index("knows"), t + user) for h, t in knows.T.tolist()]
-        assert links.num_relations == 2 and links.num_nodes == 50
+        assert (links.num_relations, links.num_nodes) == (2, 50)
         assert gathered(links.pieces()) == sorted(expected)
         one = RelationLinks(ds, "likes", relations=False)
         assert (one.heads, one.tails) == (range(20), range(20, 50))

@@ -32,7 +32,8 @@ def test_swaps_are_those_of_the_published_formula(shape: tuple[int, int], seed: 
     for visit in visits[1:]:
         assert visit.swap is not None
         leaves, comes = visit.swap
-        assert leaves in now and comes not in now
+        assert leaves in now
+        assert comes not in now
         now = (now - {leaves}) | {comes}
         assert now == set(visit.resident)
     assert least_swaps(buckets, resident) <= len(visits) - 1 == beta_swaps(buckets, resident)

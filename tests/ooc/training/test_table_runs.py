@@ -137,7 +137,8 @@ def test_ctrl_c_keeps_a_checkpoint(store: Path, tmp_path: Path, few: None) -> No
     with pytest.raises(KeyboardInterrupt):
         train(table_config(store, tmp_path / "run", **DISK), watcher=InterruptAt(40))
     saved = checkpoint.load(tmp_path / "run")
-    assert saved is not None and saved["state"]["total_steps"] == 41
+    assert saved is not None
+    assert saved["state"]["total_steps"] == 41
     train(table_config(store, tmp_path / "run", **DISK), resume=True)
     assert curve(tmp_path / "run") == curve(tmp_path / "whole")
 
@@ -162,9 +163,11 @@ def test_the_best_epochs_rows_are_scored(store: Path, tmp_path: Path, few: None)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     scores = [line["val"]["mrr"] for line in lines if "val" in line]
     best = int(np.argmax(scores))
-    assert found["metrics"]["val"]["mrr"] == max(scores) and found["best_epoch"] == best < 4
+    assert found["metrics"]["val"]["mrr"] == max(scores)
+    assert found["best_epoch"] == best < 4
     until = train(table_config(store, tmp_path / "until", hidden=32, epochs=best + 1, lr=2.0, **DISK))
-    assert found["metrics"] == until["metrics"] and rows_of(tmp_path / "run") == rows_of(tmp_path / "until")
+    assert found["metrics"] == until["metrics"]
+    assert rows_of(tmp_path / "run") == rows_of(tmp_path / "until")
 
 
 def test_little_disk_takes_more_checkpoints_and_the_same_bits(store: Path, tmp_path: Path, few: None) -> None:
@@ -175,7 +178,7 @@ def test_little_disk_takes_more_checkpoints_and_the_same_bits(store: Path, tmp_p
     assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
     assert (tmp_path / "run" / "table" / "slots.bin").stat().st_size <= 11 * bucket
     assert two["checkpoint_bytes_written"] > one["checkpoint_bytes_written"]
-    with pytest.raises(ConfigError, match="disk = .* take .* at least: give more"):
+    with pytest.raises(ConfigError, match=r"disk = .* take .* at least: give more"):
         train(table_config(store, tmp_path / "none", disk=f"{10 * bucket}", **settings))
     assert not (tmp_path / "none").exists()
     with pytest.raises(ConfigError, match="holds the table, its last checkpoint and the best model's rows"):
@@ -219,12 +222,15 @@ def test_too_little_memory_says_how_much(store: Path, tmp_path: Path) -> None:
     from ooc.stores.process import resident_bytes
 
     memory = resident_bytes()[0] + 500_000_000
-    with pytest.raises(BudgetError, match="of memory leaves .* give at least") as caught:
+    with pytest.raises(BudgetError, match=r"of memory leaves .* give at least") as caught:
         train(table_config(store, tmp_path / "run", hidden=2**16, buckets=1, memory=str(memory)))
-    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
 
 
-COMMAND = "train {store} --out {out} --task link --mode table --model complex --hidden 256 --batch-size 50 --ratio 16 --epochs 3"
+COMMAND = (
+    "train {store} --out {out} --task link --mode table --model complex --hidden 256 --batch-size 50 --ratio 16 --epochs 3"
+)
 COMMAND += " --eval-every 1 --threads 1 --seed 3 --buckets 6 --resident 2 --checkpoint-every 5"
 
 

@@ -177,7 +177,7 @@ def test_a_full_disk_is_one_line_and_the_checkpoint_stays(tmp_path: Path, small_
     rows.commit()
     rows.store(0, filled(10))
     rows.store(1, filled(11))
-    with pytest.raises(StoreError, match="cannot write .*slots.bin: File too large; ") as caught:
+    with pytest.raises(StoreError, match=r"cannot write .*slots\.bin: File too large; ") as caught:
         rows.store(2, filled(12))
     assert "\n" not in str(caught.value)
     assert held(rows)[2] == filled(2).tobytes()
@@ -200,7 +200,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="it was cut"):
         BucketRows.open(tmp_path / "table", saved)
     (tmp_path / "table" / DATA).unlink()
-    with pytest.raises(StoreError, match="slots.bin"):
+    with pytest.raises(StoreError, match=r"slots\.bin"):
         BucketRows.open(tmp_path / "table", saved)
     with pytest.raises(StoreError, match="is missing"):
         BucketRows.open(tmp_path / "other", saved)

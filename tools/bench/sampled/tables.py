@@ -3,11 +3,11 @@
     python -m tools.bench.sampled.tables FOLDER --nodes 20000000 --edges 200000000 --width 100 --limit 3GB
     python -m tools.bench.sampled.tables FOLDER --nodes 1000000 --edges 10000000 --limit 1100MB
 
-Edges are drawn with a skew, both ends as nodes * u**skew, each end permuted. The table is trained from disk by `ooc train` under
-a limit that counts page cache, and then a table that fits memory, with the same width, batches and negatives, as many edges a
-node, in buckets too; one after the other, for `--rounds` rounds. Of a run are compared: bytes of buckets read and written, but
-for those of checkpoints, beside those of BETA's swaps and of the least that any order has; edges a second of whole steps, swaps
-and waits included, evaluation left out.
+Edges are drawn with a skew, both ends as nodes * u**skew in a random order of nodes. The table is trained from disk by `ooc
+train` under a limit that counts page cache, and then one that fits memory and has no buckets, with the same width, batches and
+negatives and as many edges a node; one after the other, for `--rounds` rounds. Compared are bytes of buckets read and written,
+but for those of checkpoints, with those of BETA's swaps and of the least that any order has; and edges a second of whole steps,
+waits for buckets included.
 """
 
 import argparse
@@ -121,7 +121,9 @@ def main() -> None:
             found[name].append(figures(run, count / run["steps_per_epoch"]))
             print(json.dumps({name: found[name][-1]}), file=sys.stderr)
     rates = [one["edges_per_s"] / two["edges_per_s"] for one, two in zip(found["disk"], found["memory"], strict=True)]
-    print(json.dumps({"machine": describe(), **vars(a), "folder": str(a.folder), **found, "of_memory": statistics.median(rates)}))
+    print(
+        json.dumps({"machine": describe(), **vars(a), "folder": str(a.folder), **found, "of_memory": statistics.median(rates)})
+    )
 
 
 if __name__ == "__main__":
