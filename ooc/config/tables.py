@@ -52,8 +52,8 @@ class TableConfig(RunConfig):
     # the loss
     loss: Literal["softmax", "bce", "bpr", "adversarial", "all"] = Field(
         default="softmax",
-        description="softmax, bce, bpr or adversarial (self-adversarial) against random negatives; all: 1-vs-all, a softmax over "
-        "all nodes.",
+        description="softmax, bce, bpr or adversarial (self-adversarial) against random negatives; all: 1-vs-all, a softmax "
+        "over all nodes.",
     )
     ratio: Ratio = Field(default=256, description="Negatives per link in training, which links share.")
     correct_negatives: bool = Field(

@@ -19,6 +19,11 @@ TRAIN: Topics = {
         "update identity both_ways memory_dim time_dim past raw",
     ),
     "Task": ("task loss", "node_type edge_type huber_delta label_smoothing class_weights decoder exact_negatives"),
+    "Tables (--mode table)": (
+        "",
+        "buckets resident chunk queries distance reciprocal init margin temperature regularizer regularizer_weight "
+        "relation_weight lr_factor lr_patience eval_candidates",
+    ),
     "Events and links (--mode events, snapshots, --task link)": (
         "",
         "labels columns val test negatives ratio destinations live",

@@ -242,7 +242,7 @@ class TableMode(Mode):
         rows = gathered.to(self.device).requires_grad_()
         self._pulled = at, rows
         count = len(batch.head)
-        head, tail, of_tails, of_heads = rows.split([count, count, tails.size, heads.size])
+        head, tail, of_tails, of_heads = torch.split(rows, [count, count, tails.size, heads.size])
         relation = None if batch.relation is None else torch.from_numpy(batch.relation).to(self.device)
         asked_heads = self._batch_shape.heads
         ours = self._compared(of_tails, tails, batch.tail, self.links.tails)

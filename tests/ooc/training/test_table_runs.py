@@ -78,9 +78,9 @@ def test_a_step_is_the_formula(store: Path, tmp_path: Path) -> None:
         ]
         relations = scorer.relation[relation]  # type: ignore[index]
         cubes = sum((each.view(-1, 2, 4).square().sum(1) ** 1.5).sum() for each in (rows[head], rows[tail], relations))
-        loss = sum(ways) / 2 + 0.01 * cubes / len(head)
+        loss: Any = sum(ways) / 2 + 0.01 * cubes / len(head)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[union-attr]
+        loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
@@ -103,7 +103,7 @@ def test_memory_and_disk_give_the_same_bits(
 ) -> None:
     found = {}
     for room in (3, 4, 5):
-        monkeypatch.setattr(TableMemory, "room", property(lambda self, room=room: room))
+        monkeypatch.setattr(TableMemory, "room", room)
         out = tmp_path / str(room)
         found[room] = train(table_config(store, out, optimizer=optimizer, checkpoint_every=1000, **DISK))
     assert curve(tmp_path / "3") == curve(tmp_path / "4") == curve(tmp_path / "5")
@@ -256,5 +256,5 @@ def test_kill_9_at_random_moments(store: Path, tmp_path: Path) -> None:
 
 
 def test_settings_are_a_config_file(tmp_path: Path) -> None:
-    config = TableConfig(store="a.ooc", out="run", model="rotate", distance="l1", loss="adversarial", margin=9)
+    config = TableConfig(store=Path("a.ooc"), out=Path("run"), model="rotate", distance="l1", loss="adversarial", margin=9)
     assert TableConfig(**json.loads(config.model_dump_json())) == config
