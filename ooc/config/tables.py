@@ -58,7 +58,7 @@ class TableConfig(RunConfig):
     ratio: Ratio = Field(default=256, description="Negatives per link in training, which links share.")
     correct_negatives: bool = Field(
         default=False,
-        description="Each negative counts for as many nodes as it stands for (--loss softmax), so the loss is near that over all.",
+        description="Each negative counts for as many nodes as it stands for (--loss softmax): a loss near that over all.",
     )
     chunk: Positive | None = Field(default=None, description="Links that share their negatives; by default all of a batch.")
     queries: Literal["auto", "both", "tails"] = Field(
