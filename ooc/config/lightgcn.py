@@ -21,7 +21,7 @@ class LightGCNConfig(RunConfig):
         default="lightgcn", description="a row for every node, trained behind LightGCN's propagation over the whole graph."
     )
     task: Annotated[Literal["link"], BeforeValidator(task_name)] = "link"
-    model: Literal["lightgcn"] = Field(default="lightgcn", description="lightgcn.")  # type: ignore[assignment]
+    model: Literal["lightgcn"] = Field(default="lightgcn", description="lightgcn.")
     hidden: Width = Field(default=64, description="Columns of a row.")
     layers: Positive = Field(default=3, description="Layers of the propagation, whose mean is scored.")
     edge_type: str | None = Field(

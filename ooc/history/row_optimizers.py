@@ -72,7 +72,7 @@ class RowOptimizer:
         """The kernel, with its numbers at the end."""
         if self.name == "adam":
             first, second = (1 - beta**self.updates for beta in BETAS)
-            numbers = (1 - BETAS[0], 1 - BETAS[1], -(lr * math.sqrt(second) / first), ADAM_EPS)
+            numbers: tuple[float, ...] = (1 - BETAS[0], 1 - BETAS[1], -(lr * math.sqrt(second) / first), ADAM_EPS)
             function: Any = _adam
         else:
             numbers, function = (-lr, ADAGRAD_EPS), _adagrad if self.name == "adagrad" else _rowwise_adagrad

@@ -156,7 +156,7 @@ def _write_sorted(folder: Path, shape: EdgeShape, pieces: Iterator[Piece], seed:
     sizes = {"count": shape.edges, "bits": low_bits + max(1, (blocks - 1).bit_length()), "low_bits": low_bits}
     keyed = _keyed(pieces, shape, np.uint64(key(seed, Purpose.BUCKETS, 0, 1)), low_bits)
     with disk_errors(folder / DATA), (folder / DATA).open("wb") as file:
-        for keys, values in sorted_by_key(keyed, columns, **sizes, room=room, spill=folder / "spill"):  # type: ignore[arg-type]
+        for keys, values in sorted_by_key(keyed, columns, **sizes, room=room, spill=folder / "spill"):
             counts += np.bincount(keys >> low_bits, minlength=blocks)
             file.write(np.stack([values[name] for name in columns], 1).data)
         file.write(b"\0" * (-file.tell() % PAGE_BYTES))

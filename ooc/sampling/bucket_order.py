@@ -46,15 +46,16 @@ def bucket_visits(buckets: int, resident: int, seed: int, epoch: int) -> list[Vi
     states = list(_states(buckets, resident, seed, epoch - epoch % 2))
     if epoch % 2:
         states.reverse()
-    met, visits, before = np.zeros((buckets, buckets), bool), [], None
+    met, visits = np.zeros((buckets, buckets), bool), list[Visit]()
+    before: frozenset[int] | None = None
     for number, state in enumerate(states):
         own = np.array(sorted(state))
         new = np.argwhere(~met[np.ix_(own, own)])
         met[np.ix_(own, own)] = True
         pairs = own[new]
         shuffled = pairs[KeyedPermutation(len(pairs), numbered(key(seed, Purpose.BUCKETS, epoch), number + 1))[:]]
-        swap = None if before is None else (*(before - state), *(state - before))
-        visits.append(Visit(swap, tuple(own.tolist()), shuffled))  # type: ignore[arg-type]
+        swap = None if before is None else (min(before - state), min(state - before))
+        visits.append(Visit(swap, tuple(own.tolist()), shuffled))
         before = state
     return visits
 

@@ -314,7 +314,7 @@ def _answers(work: ModelOutputs, out: Path | None, top: int | None) -> WrittenRo
         raise ConfigError(f"{work.model} answers queries: give the file to write and how many answers each has (out, top)")
     _refuse_of_nodes(work.model, "table", num_layers=work.num_layers, node_type=work.node_type)
     _check_new(out)
-    with work._dataset(False) as dataset:
+    with work.dataset(False) as dataset:
         queries = write_answers(str(work.model), dataset, out, top)
     return WrittenRows(out, queries, top, 0, out.stat().st_size, "", "all candidates in blocks", "queries")
 
@@ -324,7 +324,7 @@ def _table_rows(work: ModelOutputs, out: Path | None) -> NodeRows | WrittenRows:
     if work.layer != "hidden" or work.num_layers is not None:
         raise ConfigError(f"{work.model} has rows and no layers: leave `layer` and `num_layers` out")
     _check_new(out)
-    with work._dataset(False) as dataset:
+    with work.dataset(False) as dataset:
         if out is None:
             return NodeRows(ArrayRows(all_rows(str(work.model), dataset, work.node_type)), lambda: None)
         count, columns = write_embeddings(str(work.model), dataset, out, work.node_type)

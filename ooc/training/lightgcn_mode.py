@@ -211,7 +211,7 @@ class LightGCNMode(Mode):
         places = links.source, links.target, links.negative.flatten()
         return loss + config.l2 / 2 * sum(found.own[place].square().sum() / len(place) for place in places)
 
-    def step(self, batch: Any, share: int, last: bool = True) -> Tensor:
+    def step(self, batch: Any, share: float, last: bool = True) -> Tensor:
         loss = self.loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()

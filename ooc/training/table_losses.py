@@ -72,7 +72,7 @@ class TableLoss:
         query = scorer.queries(known, links.relation, reverse)
         if self._all:
             return loss_of_all(scorer.score_all(query, candidates.rows[0]), candidates.true, self._smoothing)
-        parts = zip(query.split(self._chunk), candidates.rows, strict=True)
+        parts = zip(torch.split(query, self._chunk), candidates.rows, strict=True)
         negative = torch.cat([scorer.score_all(part, rows) for part, rows in parts])
         return self._loss[reverse](scorer.score(query, asked), negative, candidates.true)
 

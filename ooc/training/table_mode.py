@@ -226,7 +226,7 @@ class TableMode(Mode):
         heads = self.links.heads if config.both_ways else None
         return BatchShape(config.batch_size, 0 if config.loss == "all" else config.ratio, self._chunk, heads, self.links.tails)
 
-    def step(self, batch: TableBatch, share: int, last: bool = True) -> Tensor:
+    def step(self, batch: TableBatch, share: float, last: bool = True) -> Tensor:
         if self.memory.is_full(self.table.files):  # slots come free with a checkpoint, between two steps
             self.run.checkpoint()
             self.memory.check_free(self.table.files)
