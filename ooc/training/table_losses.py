@@ -20,13 +20,13 @@ class LinkRows(NamedTuple):
     """float32[b, width]"""
     relation: Tensor | None
     """int64[b]"""
-    tails: "Candidates"
+    tails: "ComparedRows"
     """that tails are compared with"""
-    heads: "Candidates | None"
+    heads: "ComparedRows | None"
     """that heads are; None where none are asked for"""
 
 
-class Candidates(NamedTuple):
+class ComparedRows(NamedTuple):
     """What the true answers of queries are compared with."""
 
     rows: Tensor
@@ -67,7 +67,7 @@ class TableLoss:
             total = total + self._relation_weight * loss_of_all(scores, links.relation)
         return total
 
-    def _one_way(self, scorer: LinkScorer, links: LinkRows, reverse: bool, candidates: Candidates) -> Tensor:
+    def _one_way(self, scorer: LinkScorer, links: LinkRows, reverse: bool, candidates: ComparedRows) -> Tensor:
         known, asked = (links.tail, links.head) if reverse else (links.head, links.tail)
         query = scorer.queries(known, links.relation, reverse)
         if self._all:

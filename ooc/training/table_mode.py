@@ -42,7 +42,7 @@ from ooc.training import checkpoint
 from ooc.training.build import model_bytes
 from ooc.training.mode import Mode, RunContext, RunState, Scores
 from ooc.training.run import MODEL
-from ooc.training.table_losses import Candidates, LinkRows, TableLoss
+from ooc.training.table_losses import ComparedRows, LinkRows, TableLoss
 from ooc.training.table_memory import RANKING_BYTES, TableMemory
 
 TABLE, EDGES = "table", "edges"
@@ -262,12 +262,12 @@ class TableMode(Mode):
         own = range(0) if heads is None or heads == tails else heads
         return np.arange(tails.start, tails.stop)[None], np.arange(own.start, own.stop)[None]
 
-    def _compared(self, rows: Tensor, ids: Ids, true: Ids, nodes: range) -> Candidates:
+    def _compared(self, rows: Tensor, ids: Ids, true: Ids, nodes: range) -> ComparedRows:
         shaped = rows.view(*ids.shape, self.shape.width)
         if self.config.loss == "all":
-            return Candidates(shaped, torch.from_numpy(true - nodes.start).to(self.device))
+            return ComparedRows(shaped, torch.from_numpy(true - nodes.start).to(self.device))
         own = np.repeat(np.arange(len(ids)), self._chunk)[: len(true)]
-        return Candidates(shaped, torch.from_numpy(ids[own] == true[:, None]).to(self.device))
+        return ComparedRows(shaped, torch.from_numpy(ids[own] == true[:, None]).to(self.device))
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """See `Mode`; with that of the nodes' rows."""
