@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ooc.training.infer import embed, infer
     from ooc.training.node_rows import NodeRows, WrittenRows
     from ooc.training.rank import rank
-    from ooc.training.trained_tables import neighbors
+    from ooc.training.table_outputs import neighbors
     from ooc.training.verbs import plan, train
 
 __all__ = [
@@ -160,7 +160,7 @@ __getattr__ = lazy_exports(
         "ingest": "ooc.pyg.build_store",
         "join": "ooc.stores.ingest.join",
         "load_config": "ooc.config.modes",
-        "neighbors": "ooc.training.trained_tables",
+        "neighbors": "ooc.training.table_outputs",
         "plan": "ooc.training.verbs",
         "pre_aggregation_of": "ooc.models.pre_aggregation",
         "rank": "ooc.training.rank",

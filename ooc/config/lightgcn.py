@@ -17,13 +17,13 @@ class LightGCNConfig(RunConfig):
     """
 
     refused = ("dropout", "optimizer", "weight_decay", "grad_clip", "model_args", "features", "in_memory", "tf32", "device")
-    mode: Literal["lightgcn"] = Field(
-        default="lightgcn", description="a row for every node, trained behind LightGCN's propagation over the whole graph."
+    mode: Literal["lightgcn"] = Field(default="lightgcn", description="LightGCN over the whole graph.")
+    task: Annotated[Literal["link"], BeforeValidator(task_name)] = Field(
+        default="link", description="link (edges against pairs that are none)."
     )
-    task: Annotated[Literal["link"], BeforeValidator(task_name)] = "link"
     model: Literal["lightgcn"] = Field(default="lightgcn", description="lightgcn.")
     hidden: Width = Field(default=64, description="Columns of a row.")
-    layers: Positive = Field(default=3, description="Layers of the propagation, whose mean is scored.")
+    layers: Positive = Field(default=3, description="Layers.")
     edge_type: str | None = Field(
         default=None, description="Edge type of the links (heterogeneous), as user:likes:item; by default the one there is."
     )
@@ -31,8 +31,7 @@ class LightGCNConfig(RunConfig):
     # the loss
     loss: Literal["bpr", "softmax"] = Field(
         default="bpr",
-        description="bpr (against random destinations of each link, as published) or softmax (against random destinations that "
-        "all links of a batch share).",
+        description="bpr (as published) or softmax.",
     )
     ratio: Ratio = Field(default=1, description="Negatives: per link (bpr), or of a batch (softmax, some hundreds).")
     similarity: Literal["dot", "cosine"] = Field(
@@ -42,9 +41,9 @@ class LightGCNConfig(RunConfig):
     l2: float = Field(default=1e-4, ge=0, description="L2 penalty on the rows of a batch's links and negatives, a link's mean.")
     init: float = Field(default=0.17, gt=0, description="Rows begin uniform in [-init, init).")
     # optimization
-    epochs: Positive = Field(default=100, description="Epochs: passes over the training links.")
+    epochs: Positive = Field(default=100, description="Epochs: passes over the training data.")
     batch_size: Positive = Field(default=2048, description="Links per batch.")
-    lr: float = Field(default=0.001, gt=0, description="Learning rate of Adam.")
+    lr: float = Field(default=0.001, gt=0, description="Learning rate.")
     # evaluation
     train_split: str = Field(default="train", description="Name of the split to train on.")
     val_split: str = Field(default="val", description="Name of the split that selects the best rows.")
@@ -62,8 +61,7 @@ class LightGCNConfig(RunConfig):
     eval_every: Positive = Field(default=10, description="Epochs between evaluations on validation.")
     monitor: str | None = Field(
         default=None,
-        description="Validation score that selects the best rows: recall@k or ndcg@k; by default recall@k of the "
-        "first of `eval_k`.",
+        description="Validation score that selects the best model: recall@k or ndcg@k of `eval_k`; by default recall.",
     )
 
     @model_validator(mode="after")

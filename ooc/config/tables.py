@@ -33,12 +33,12 @@ class TableConfig(RunConfig):
     """
 
     refused = ("dropout", "grad_clip", "model_args", "features", "in_memory")
-    mode: Literal["table"] = Field(default="table", description="rows of nodes, in buckets of which memory holds some.")
-    task: Annotated[Literal["link"], BeforeValidator(task_name)] = "link"
-    model: str = Field(
-        default="complex", description="mf (no relations); of edges with relations distmult, complex, transe, rotate, simple."
+    mode: Literal["table"] = Field(default="table", description="embedding tables of any size.")
+    task: Annotated[Literal["link"], BeforeValidator(task_name)] = Field(
+        default="link", description="link (edges against pairs that are none)."
     )
-    hidden: Width = Field(default=128, description="Columns of a row; of complex, rotate and simple an even number.")
+    model: str = Field(default="complex", description="mf; of edges with relations distmult, complex, transe, rotate, simple.")
+    hidden: Width = Field(default=128, description="Columns of a row.")
     distance: Literal["l1", "l2", "squared"] | None = Field(
         default=None, description="Distance (transe, rotate): l1, l2 or squared; by default l2."
     )
@@ -52,8 +52,7 @@ class TableConfig(RunConfig):
     # the loss
     loss: Literal["softmax", "bce", "bpr", "adversarial", "all"] = Field(
         default="softmax",
-        description="softmax, bce, bpr or adversarial (self-adversarial) against random negatives; all: 1-vs-all, a softmax "
-        "over all nodes.",
+        description="softmax, bce, bpr, adversarial (self-adversarial) or all (1-vs-all).",
     )
     ratio: Ratio = Field(default=256, description="Negatives per link in training, which links share.")
     correct_negatives: bool = Field(
@@ -71,7 +70,7 @@ class TableConfig(RunConfig):
     regularizer_weight: float = Field(default=0.0, ge=0, description="Weight of that penalty.")
     relation_weight: float = Field(default=0.0, ge=0, description="Weight of the prediction of relations, a second loss.")
     # optimization
-    epochs: Positive = Field(default=100, description="Epochs: passes over the training links.")
+    epochs: Positive = Field(default=100, description="Epochs: passes over the training data.")
     batch_size: Positive = Field(default=1024, description="Links per batch.")
     optimizer: Literal["adagrad", "rowwise_adagrad", "adam"] = Field(  # type: ignore[assignment]
         default="adagrad",

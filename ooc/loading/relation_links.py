@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ooc.graph.hetero import EdgeKey
 from ooc.loading.link_type import edge_type_of
 from ooc.loading.stored_edge_split import StoredEdgeSplit
+from ooc.runtime.memory_plan import EDGE_LABELS_SHARE
 from ooc.sampling.edge_split import EdgeSplit
 from ooc.sampling.hetero_neighbor import edge_name
 from ooc.sampling.links import EdgeLookup
@@ -24,8 +25,6 @@ from ooc.stores.errors import ConfigError
 
 Triples = tuple[Ids, Ids, Ids]
 """heads, relations, tails: int64[k] each"""
-LABELS_SHARE = 8
-"""Labels of edges are read into memory if they take 1/8 of it at most; else each is read from the mapped file"""
 
 
 @dataclass(frozen=True)
@@ -68,12 +67,12 @@ class RelationLinks:
                     self.first[name], total = total, total + dataset.nodes(name).num_nodes
         self.num_nodes = total
         self.num_relations = 0
-        self._parts: list[_Edges] = []
+        self.parts: list[_Edges] = []
         for key in keys:
             edges = dataset.edges(key)
             labelled = relations and len(keys) == 1 and edges.task == "multiclass"
             own = _Edges(key, edges, self.first[key[0]], self.first[key[2]], self.num_relations, labelled)
-            self._parts.append(own)
+            self.parts.append(own)
             self.num_relations += 0 if not relations else edges.num_classes or 1 if labelled else 1
         if not self.num_edges:
             raise ConfigError(f"{dataset.path} holds no edges to predict: ingest it with `edges`")
@@ -101,12 +100,12 @@ class RelationLinks:
     @property
     def num_edges(self) -> int:
         """Edges of all splits."""
-        return sum(each.edges.num_edges for each in self._parts)
+        return sum(each.edges.num_edges for each in self.parts)
 
     @property
     def has_splits(self) -> bool:
         """Whether the store has a split of all these edges."""
-        return all(each.edges.splits for each in self._parts)
+        return all(each.edges.splits for each in self.parts)
 
     @property
     def heads(self) -> range:
@@ -119,9 +118,9 @@ class RelationLinks:
         return self._ends(2)
 
     def _ends(self, side: int) -> range:
-        if len(self._parts) > 1:
+        if len(self.parts) > 1:
             return range(self.num_nodes)
-        name = self._parts[0].key[side]
+        name = self.parts[0].key[side]
         return range(self.first[name], self.first[name] + self.dataset.nodes(name).num_nodes)
 
     def pieces(self, members: "list[Members] | None" = None, memory: int = 0) -> Iterator[Triples]:
@@ -131,8 +130,8 @@ class RelationLinks:
             members: Those of a split (`RelationSplit.members`); None: all.
             memory: Bytes of the process's memory, of which labels may take a share.
         """
-        for number, part in enumerate(self._parts):
-            label = _labels(part, self.num_relations, memory // LABELS_SHARE) if part.labelled else None
+        for number, part in enumerate(self.parts):
+            label = _labels(part, self.num_relations, memory // EDGE_LABELS_SHARE) if part.labelled else None
             first = 0
             for source, target in EdgeLookup(part.edges.graph).pieces():
                 slot = np.arange(first, first + len(source))
@@ -171,7 +170,7 @@ class RelationSplit:
     def __init__(self, links: RelationLinks, shares: tuple[float, float] | None, train: str = "train", seed: int = 0) -> None:
         self._links = links
         self._splits: list[EdgeSplit | StoredEdgeSplit] = []
-        for part in links._parts:
+        for part in links.parts:
             stored = shares is None
             self._splits.append(
                 StoredEdgeSplit(links.dataset, part.key, train) if stored else EdgeSplit(*(shares or (0.0, 0.0)), seed)
@@ -187,7 +186,7 @@ class RelationSplit:
         """The slots of a split by edge type; an eighth of a byte for each edge."""
         if name not in self._members:
             found = []
-            for part, split in zip(self._links._parts, self._splits, strict=True):
+            for part, split in zip(self._links.parts, self._splits, strict=True):
                 lookup, count = EdgeLookup(part.edges.graph), part.edges.num_edges
                 if name in split.names:
                     found.append(split.members(name, lookup.pieces(), count))

@@ -46,6 +46,8 @@ SHARED_READS_SHARE = 64
 """Memory in which the ranks of a host share what they read is at most 1/64 of one rank's"""
 RANKED_SHARE = 2
 """Groups of sources that are ranked take half of what the memory leaves; the rest is for what torch and the reads take"""
+EDGE_LABELS_SHARE = 8
+"""Labels of edges are read into memory if they take 1/8 of it at most; else each is read from the mapped file"""
 DEVICE_TOPOLOGY_SHARE = 2
 """A topology is sampled on the GPU by itself if it takes at most half of the memory that is free there"""
 DEVICE_LIBRARIES_SHARE = 16

@@ -38,7 +38,7 @@ from ooc.training.model_outputs import Model, ModelOutputs, Store, Subject, agre
 from ooc.training.node_mode import feature_reading
 from ooc.training.node_rows import NodeRows, WrittenRows
 from ooc.training.predictions import check_group, check_table, write_table, write_zarr
-from ooc.training.trained_tables import all_rows, has_table, write_answers, write_embeddings
+from ooc.training.table_outputs import all_rows, has_table, write_answers, write_embeddings
 
 
 class PassOptions(TypedDict, total=False):

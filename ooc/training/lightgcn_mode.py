@@ -1,7 +1,7 @@
 """The mode "lightgcn": rows of nodes behind LightGCN's propagation over the whole graph, exact in every step."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +16,12 @@ from ooc.history.column_blocks import MOVING, StoredBlocks, column_bytes
 from ooc.history.grown_table import moved_rows
 from ooc.history.history import Growth
 from ooc.history.propagated_table import PropagatedRows, PropagatedTable
+from ooc.layerwise.filtered_ranks import TableInOrder
 from ooc.layerwise.propagation import SymmetricAdjacency, propagate
 from ooc.loading.relation_links import RelationLinks, RelationSplit
 from ooc.metrics.link_losses import LinkLoss
 from ooc.models.edge_decoders import DotDecoder
+from ooc.models.link_scores import DotScorer
 from ooc.runtime.keyed_random import Cursor, Purpose, key, seeds_of, steps_of
 from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.ranks import ALONE, Ranks
@@ -36,6 +38,7 @@ from ooc.stores.sizes import format_bytes
 from ooc.training.link_mode import link_type
 from ooc.training.link_ranking import LinkRankings
 from ooc.training.mode import Mode, RunContext, RunState, Scores
+from ooc.training.trained_table import TrainedTable
 
 FOLDER, EMBEDDINGS = "table", "embeddings"
 """of the rows with their moments; of what they become behind the propagation, by node, once the run has ended"""
@@ -63,6 +66,7 @@ class LightGCNMode(Mode):
     config: LightGCNConfig
     auto_device = "cpu"
     typed = True
+    has_table = True
 
     def __init__(self, config: LightGCNConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
         super().__init__(config, dataset, ranks)
@@ -82,6 +86,14 @@ class LightGCNMode(Mode):
         self._now: tuple[int, int] | None = None
         self._rows: PropagatedRows | None = None
         self._batch: LinkBatch | None = None
+
+    @classmethod
+    @contextmanager
+    def trained_table(cls, run: Path, config: LightGCNConfig, dataset: Dataset, ended: Any) -> Iterator[TrainedTable]:
+        """See `Mode`: the rows behind the propagation."""
+        links = RelationLinks(dataset, config.edge_type, relations=False)
+        with closing(DiskRows.open(run / EMBEDDINGS)) as rows:
+            yield TrainedTable(dataset, links, DotScorer(config.hidden), TableInOrder(rows))
 
     def _divided(self) -> tuple[list[int], int]:
         """(columns of each block, blocks that memory holds). Raises BudgetError where it does not hold a column of each."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -22,6 +23,7 @@ from ooc.stores.errors import ConfigError
 from ooc.training.build import device_model_bytes, make_optimizer, pick_device, use_tf32
 from ooc.training.callbacks import BATCHES, Rate
 from ooc.training.data_parallel import GlobalStep
+from ooc.training.trained_table import TrainedTable
 from ooc.training.watchers import Watchers
 
 Scores = dict[str, float | None]
@@ -81,6 +83,8 @@ class Mode(ABC):
     """whether it trains on heterogeneous graphs too"""
     ranked: ClassVar[bool] = False
     """whether several processes train together"""
+    has_table: ClassVar[bool] = False
+    """whether a run's outputs are a table's: see `trained_table`"""
     plans_disk: ClassVar[bool] = False
     """whether a plan measures the disk that the run's directory is on"""
 
@@ -123,6 +127,11 @@ class Mode(ABC):
         device = device_plan(self.device, None, device_model_bytes(self.config, self.model))
         if device is not None:
             self.budget = replace(self.budget, device=device.with_states(min(self.dataset.num_nodes * row_bytes, most)))
+
+    @classmethod
+    def trained_table(cls, run: Path, config: Any, dataset: Dataset, ended: Any) -> AbstractContextManager[TrainedTable]:
+        """The table of a run that has ended, open over a data set. ended: what the run ended with."""
+        raise NotImplementedError
 
     @property
     def engine(self) -> str:

@@ -5,9 +5,10 @@ fixed order. So the same buckets give the same losses to the bit, whatever memor
 """
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ooc.config.tables import TableConfig
-from ooc.history.bucket_table import BucketTable, TableView
+from ooc.history.bucket_table import BucketTable, TableShape, TableView
 from ooc.history.grown_table import GrownTable, moved_rows
 from ooc.history.history import Growth
 from ooc.history.row_optimizers import RowOptimizer, gather_rows
@@ -44,6 +45,7 @@ from ooc.training.mode import Mode, RunContext, RunState, Scores
 from ooc.training.run import MODEL
 from ooc.training.table_losses import ComparedRows, LinkRows, TableLoss
 from ooc.training.table_memory import RANKING_BYTES, TableMemory
+from ooc.training.trained_table import TrainedTable
 
 TABLE, EDGES = "table", "edges"
 """folders of a run"""
@@ -56,6 +58,7 @@ class TableMode(Mode):
 
     config: TableConfig
     typed = True
+    has_table = True
     model: LinkScorer
     monitor: str
     table: BucketTable
@@ -77,6 +80,20 @@ class TableMode(Mode):
         self.lr_scale, self._since_better, self._checkpoint_bytes = 1.0, 0, 0
         self._order: EpochOrder | None = None
         self._pulled: tuple[Ids, Tensor] | None = None
+
+    @classmethod
+    @contextmanager
+    def trained_table(cls, run: Path, config: TableConfig, dataset: Dataset, ended: Any) -> Iterator[TrainedTable]:
+        """See `Mode`."""
+        links = RelationLinks(dataset, config.edge_type, config.has_relations)
+        scorer = make_scorer(config.model, config.hidden, links.num_relations, config.reciprocal, config.distance)
+        scorer.load_state_dict(ended["model"])
+        assert config.buckets is not None, "a run has chosen how many"
+        shape = TableShape(ended[TABLE]["rows"], config.hidden, config.optimizer, config.buckets)
+        files = BucketRows.open(run / ended[TABLE]["folder"], ended[TABLE]["files"])
+        bound = scorer.bound if config.init is None else config.init
+        with closing(BucketTable(files, shape, 1, key(config.seed, Purpose.TABLE), bound)) as table:
+            yield TrainedTable(dataset, links, scorer, TableView(table))
 
     def _split(self) -> RelationSplit:
         config = self.config

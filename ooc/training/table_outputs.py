@@ -1,30 +1,22 @@
 """What a run of tables has learned, opened to be used: the best answers of queries, embeddings, and neighbors of nodes."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 
 from ooc.config.base import parse, saved_config
-from ooc.config.modes import class_of
-from ooc.history.bucket_table import BucketTable, TableShape, TableView
+from ooc.config.modes import choice_of, class_of
 from ooc.layerwise.best_answers import Similarity, best_answers, nearest
-from ooc.layerwise.filtered_ranks import CANDIDATES, QUERIES, Answers, RowTable, TableInOrder
+from ooc.layerwise.filtered_ranks import CANDIDATES, QUERIES, Answers
 from ooc.layerwise.top_k import TopK, check_k
 from ooc.loading.arguments import input_nodes_of
-from ooc.loading.relation_links import RelationLinks
-from ooc.models.link_scores import DotScorer, LinkScorer, make_scorer
-from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import plan_memory
-from ooc.sampling.hetero_neighbor import edge_name
-from ooc.stores.arrays.bucket_rows import BucketRows
 from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.dataset import Dataset
@@ -32,79 +24,13 @@ from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.atomic import remove_tree
 from ooc.stores.sizes import format_bytes
 from ooc.training import checkpoint
-from ooc.training.lightgcn_mode import EMBEDDINGS
-from ooc.training.predictions import ROWS_AT_ONCE, external_ids, write_tables, write_zarr
+from ooc.training.predictions import ROWS_AT_ONCE, write_tables, write_zarr
+from ooc.training.registry import MODES, mode_of
 from ooc.training.run import MODEL
-from ooc.training.table_mode import TABLE
+from ooc.training.trained_table import TrainedTable
 
 _LINK_BYTES = 160
 """of memory that a link of the sources of a pass takes while queries and known answers are made of it"""
-_ONE_BY_ONE = 64
-"""Rows are read one by one where they are fewer than a 64th of all"""
-
-
-@dataclass(frozen=True)
-class TrainedTable:
-    """Rows of all nodes in one numbering, and what scores them."""
-
-    dataset: Dataset
-    links: RelationLinks
-    scorer: LinkScorer
-    table: RowTable
-
-    def rows_of(self, nodes: Ids) -> AnyArray:
-        """The rows of nodes, float32[n, width]: each by itself, or where they are many in one pass over the table."""
-        if len(nodes) < self.links.num_nodes // _ONE_BY_ONE:
-            return self.table.read(nodes)
-        found = np.empty((len(nodes), self.scorer.width), np.float32)
-        order = np.argsort(nodes, kind="stable")
-        ascending = nodes[order]
-        for ids, rows in self.table.blocks():
-            first, last = (np.searchsorted(ascending, ids, side) for side in ("left", "right"))
-            count = last - first
-            at = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
-            found[order[at]] = np.repeat(rows, count, axis=0)
-        return found
-
-    def external(self, nodes: Ids, tails: bool) -> pa.Array:
-        """The user's own ids of heads or tails; where these are of several types whose ids are of several kinds, as words."""
-        parts = self.links._parts
-        if len(parts) == 1:
-            name = parts[0].key[2 if tails else 0]
-            return external_ids(self.dataset.nodes(name), nodes - self.links.first[name])
-        starts = np.array(list(self.links.first.values()))
-        of, found = np.searchsorted(starts, nodes, side="right") - 1, []
-        for number, name in enumerate(self.links.first):
-            found.append(external_ids(self.dataset.nodes(name), nodes[of == number] - starts[number]))
-        if len({part.type for part in found}) > 1:
-            found = [part.cast(pa.string()) for part in found]
-        place = np.empty(len(nodes), np.int64)
-        place[np.argsort(of, kind="stable")] = np.arange(len(nodes))
-        return pa.concat_arrays(found).take(pa.array(place))
-
-    @property
-    def relation_names(self) -> list[str] | None:
-        """Names of the relations, by number; None where they are numbers, or there are none."""
-        parts = self.links._parts
-        if not self.scorer.num_relations:
-            return None
-        return parts[0].edges.class_names if len(parts) == 1 else [edge_name(part.key) for part in parts]
-
-    def first_of(self, node_type: str | None) -> tuple[str, int]:
-        """(the type, the number of its first node). Raises ConfigError where it is not said, or has no rows."""
-        types = list(self.links.first)
-        if node_type is None and len(types) == 1:
-            return types[0], 0
-        if node_type not in types:
-            raise ConfigError(f"the run has rows of {' and '.join(types)}: choose one, as in `node_type={types[0]!r}`")
-        return node_type, self.links.first[node_type]
-
-    def candidates(self, reverse: bool) -> Callable[[Ids], NDArray[np.bool_]] | None:
-        """Which nodes may be answers; None: all."""
-        ends = self.links.heads if reverse else self.links.tails
-        if len(ends) == self.links.num_nodes:
-            return None
-        return lambda ids: (ids >= ends.start) & (ids < ends.stop)
 
 
 class AnswerLists:
@@ -206,8 +132,8 @@ def trained_table(run: Path | str, dataset: Dataset) -> Iterator[TrainedTable]:
         ConfigError: The run has no table, has not ended, or is of another store.
     """
     values = saved_config(Path(run))
-    if values is None or values.get("mode") not in OPENERS:
-        names = " and ".join(OPENERS)
+    if values is None or not has_table(run):
+        names = " and ".join(mode for (_, mode), kind in MODES.items() if kind.has_table)
         raise ConfigError(f"{run} is no run that has a table: modes {names} of task link have one")
     config = parse(class_of(values), values, where=f"{run}: ")
     ended, state = checkpoint.load(Path(run), MODEL), checkpoint.load(Path(run))
@@ -218,41 +144,14 @@ def trained_table(run: Path | str, dataset: Dataset) -> Iterator[TrainedTable]:
             f"{run} has rows of the nodes of another store than {dataset.path}, or of the one that it was before it has grown: "
             "give that store, or go on with the run (`resume=True, grown=True`)"
         )
-    with OPENERS[config.mode](Path(run), config, dataset) as found:
+    with mode_of(config).trained_table(Path(run), config, dataset, ended) as found:
         yield found
-
-
-@contextmanager
-def _of_lightgcn(run: Path, config: Any, dataset: Dataset) -> Iterator[TrainedTable]:
-    links = RelationLinks(dataset, config.edge_type, relations=False)
-    with closing(DiskRows.open(run / EMBEDDINGS)) as rows:
-        yield TrainedTable(dataset, links, DotScorer(config.hidden), TableInOrder(rows))
-
-
-@contextmanager
-def _of_buckets(run: Path, config: Any, dataset: Dataset) -> Iterator[TrainedTable]:
-    ended: Any = checkpoint.load(run, MODEL)
-    links = RelationLinks(dataset, config.edge_type, config.has_relations)
-    scorer = make_scorer(config.model, config.hidden, links.num_relations, config.reciprocal, config.distance)
-    scorer.load_state_dict(ended["model"])
-    shape = TableShape(ended[TABLE]["rows"], config.hidden, config.optimizer, config.buckets)
-    files = BucketRows.open(run / ended[TABLE]["folder"], ended[TABLE]["files"])
-    bound = scorer.bound if config.init is None else config.init
-    with closing(BucketTable(files, shape, 1, key(config.seed, Purpose.TABLE), bound)) as table:
-        yield TrainedTable(dataset, links, scorer, TableView(table))
-
-
-OPENERS: Mapping[str, Callable[[Path, Any, Dataset], AbstractContextManager[TrainedTable]]] = {
-    "table": _of_buckets,
-    "lightgcn": _of_lightgcn,
-}
-"""mode -> what opens the table of its run: of its directory, configuration, and data set"""
 
 
 def has_table(run: Any) -> bool:
     """Whether `run` is the directory of a run whose outputs are a table's."""
     found = saved_config(Path(run)) if isinstance(run, str | os.PathLike) and os.path.isdir(run) else None
-    return found is not None and found.get("mode") in OPENERS
+    return found is not None and MODES[choice_of(found)].has_table
 
 
 def neighbors(

@@ -17,7 +17,7 @@ from ooc.loading.relation_links import RelationLinks
 from ooc.models.link_scores import make_scorer
 from ooc.stores.arrays.rows import ArrayRows
 from ooc.stores.errors import BudgetError, ConfigError, StoreError
-from ooc.training.trained_tables import AnswerLists, TrainedTable, answer_tables
+from ooc.training.table_outputs import AnswerLists, TrainedTable, answer_tables
 
 WORDS, RELATIONS, WIDTH = 25, ["eats", "sees", "is"], 8
 SMALL: dict[str, Any] = {"mode": "lightgcn", "hidden": WIDTH, "epochs": 2, "batch_size": 64, "threads": 1, "eval_k": [5]}
@@ -190,7 +190,7 @@ def test_what_does_not_apply_is_one_line(shop: tuple[Path, Path], words: Path, t
         ooc.infer(run, store, tmp_path / "best.parquet", top=3, node_type="user")
     with pytest.raises(ConfigError, match="has rows of the nodes of another store"):
         ooc.infer(run, words, tmp_path / "best.parquet", top=3)
-    with pytest.raises(ConfigError, match="is no run that has a table: modes table and lightgcn"):
+    with pytest.raises(ConfigError, match="is no run that has a table: modes lightgcn and table"):
         ooc.neighbors(tmp_path, store, [0])
     (tmp_path / "best.parquet").touch()
     with pytest.raises(StoreError, match="exists"):
