@@ -228,16 +228,26 @@ def test_too_little_memory_says_how_much(store: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-COMMAND = (
-    "train {store} --out {out} --task link --mode table --model complex --hidden 256 --batch-size 50 --ratio 16 --epochs 3"
-)
-COMMAND += " --eval-every 1 --threads 1 --seed 3 --buckets 6 --resident 2 --checkpoint-every 5"
+FEW = """
+import sys
+from ooc.cli.main import main
+from ooc.training.table_memory import TableMemory
+TableMemory.room = property(lambda self: min(self.shape.buckets, self.resident + 1))
+sys.exit(main({words!r}))
+"""
+FLAGS = "--task link --mode table --model complex --hidden 64 --batch-size 500 --ratio 32 --epochs 2 --eval-every 1 --threads 1"
+FLAGS += " --seed 3 --buckets 6 --resident 2 --checkpoint-every 5"
 
 
 @pytest.mark.slow
-def test_kill_9_at_random_moments(store: Path, tmp_path: Path) -> None:
-    def begin(out: Path, *more: str) -> Python:
-        return Python("-m", "ooc.cli", *COMMAND.format(store=store, out=out).split(), *more)
+def test_kill_9_at_random_moments(tmp_path: Path) -> None:
+    """Buckets of 2 MB: many kills are in the middle of an exchange (`tools.bench.kills.tables` counts them)."""
+    store = tmp_path / "links.ooc"
+    make_triples(store, nodes=20_000, edges=12_000)
+
+    def begin(out: Path) -> Python:
+        words = ["train", str(store), "--out", str(out), *FLAGS.split(), *(["--resume"] if out.exists() else [])]
+        return Python("-c", FEW.format(words=words))
 
     began = time.monotonic()
     assert begin(tmp_path / "whole").wait().returncode == 0
@@ -245,14 +255,38 @@ def test_kill_9_at_random_moments(store: Path, tmp_path: Path) -> None:
     for number in range(3):
         out = tmp_path / f"run{number}"
         for _ in range(3):
-            running = begin(out, *(["--resume"] if out.exists() else []))
+            running = begin(out)
             time.sleep(rng.uniform(0.2, 1) * took)
             with suppress(ProcessLookupError):  # it has come to its end
                 running.send_signal(signal.SIGKILL)
             running.wait()
-        assert begin(out, *(["--resume"] if out.exists() else [])).wait().returncode == 0
+        assert begin(out).wait().returncode == 0
         assert curve(out) == curve(tmp_path / "whole")
         assert rows_of(out) == rows_of(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_table_larger_than_memory_keeps_to_it(tmp_path: Path) -> None:
+    """100,000 rows of 500 columns with Adagrad's state are 400 MB, and the process has less for them."""
+    store, memory = tmp_path / "links.ooc", 1_150_000_000
+    make_triples(store, nodes=100_000, edges=200_000)
+    flags = ["--task", "link", "--mode", "table", "--hidden", "500", "--batch-size", "2000", "--ratio", "32", "--epochs", "2"]
+    flags += ["--eval-candidates", "1000", "--eval-every", "2", "--threads", "1"]
+    words = ["-m", "ooc.cli", "train", str(store), *flags]
+    done = Python(*words, "--out", str(tmp_path / "disk"), "--memory", str(memory)).wait()
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "disk" / "summary.json").read_text())
+    table = found["table"]
+    assert table["in_memory"] < table["buckets"]
+    assert found["table_bytes_read"] > 0
+    assert found["peak_rss_bytes"] <= memory
+    own = ["--buckets", str(table["buckets"]), "--resident", str(table["resident"])]
+    assert Python(*words, "--out", str(tmp_path / "memory"), *own).wait().returncode == 0
+    other = json.loads((tmp_path / "memory" / "summary.json").read_text())
+    assert other["table"]["in_memory"] == table["buckets"]
+    assert other["table_bytes_read"] == 0
+    assert curve(tmp_path / "disk") == curve(tmp_path / "memory")
 
 
 def test_settings_are_a_config_file(tmp_path: Path) -> None:
