@@ -115,7 +115,7 @@ def main() -> None:
     for _ in range(a.rounds):
         for name, limit in (("disk", a.limit), ("memory", "")):
             epochs = str(a.epochs if name == "disk" else max(2, a.epochs))
-            steps = ["--max-steps", str(a.max_steps)] if a.max_steps and name == "disk" else []
+            steps = ["--max-steps", str(a.max_steps)] if a.max_steps else []
             run = trained(stores[name], a.folder / "run", limit, [*shared, "--epochs", epochs, *steps])
             count = a.edges if name == "disk" else small[1]
             found[name].append(figures(run, count / run["steps_per_epoch"]))
