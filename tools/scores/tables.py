@@ -1,0 +1,89 @@
+"""Embedding tables on WN18RR, CoDEx-M and Gowalla: filtered MRR over all entities, Recall@20 over all items, and seconds.
+
+    python -m tools.scores.tables DATA OUT --only wn18rr-complex
+
+DATA has `wn18rr` and `codex-m`, each with {train,valid,test}.txt.gz of tab-separated triples of words, and
+`gowalla/gowalla.npz` (train_user, train_item, test_user, test_item). Stores are built in OUT, and a run that is there goes on.
+Prints JSON.
+"""
+
+import argparse
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import ooc
+
+_PRODUCTS: dict[str, Any] = {"mode": "table", "model": "complex", "hidden": 256, "reciprocal": True, "loss": "softmax"}
+_PRODUCTS |= {"correct_negatives": True, "batch_size": 512, "lr": 0.3, "init": 0.001, "eval_every": 10}
+RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "wn18rr-complex": ("wn18rr", {**_PRODUCTS, "ratio": 1024, "regularizer_weight": 0.1, "epochs": 30}),
+}
+"""name -> (data, settings)"""
+_SPLITS = {"train": "train", "valid": "val", "test": "test"}
+
+
+def knowledge_graph(folder: Path, store: Path) -> None:
+    """Build a store from files of triples: entities are words, relations labels of edges.
+
+    >>> knowledge_graph(Path("data/wn18rr"), Path("wn18rr.ooc"))
+    """
+    columns: dict[str, list[str]] = {name: [] for name in ("head", "relation", "tail", "split")}
+    for file, split in _SPLITS.items():
+        with gzip.open(folder / f"{file}.txt.gz", "rt") as lines:
+            for line in lines:
+                for name, word in zip(columns, (*line.rstrip("\n").split("\t"), split), strict=True):
+                    columns[name].append(word)
+    edges = store.with_suffix(".parquet")
+    pq.write_table(pa.table(columns), edges)
+    ooc.ingest(store, edges=edges, src="head", dst="tail", edge_label="relation", edge_split="split")
+
+
+def users_and_items(file: Path, store: Path) -> None:
+    """Build a store of two node types from pairs of training and test.
+
+    >>> users_and_items(Path("data/gowalla/gowalla.npz"), Path("gowalla.ooc"))
+    """
+    found, visits = np.load(file), ("user", "visits", "item")
+    columns = {name: np.concatenate([found[f"{part}_{name}"] for part in ("train", "test")]) for name in ("user", "item")}
+    split = np.repeat(["train", "test"], [len(found[f"{part}_user"]) for part in ("train", "test")])
+    edges = store.with_suffix(".parquet")
+    pq.write_table(pa.table({name: column.astype(np.int64) for name, column in columns.items()} | {"split": split}), edges)
+    given: dict[str, Any] = {"nodes": {"user": None, "item": None}, "edges": {visits: edges}, "src": "user", "dst": "item"}
+    ooc.ingest(store, edge_split={visits: "split"}, **given)
+
+
+def score(data: Path, out: Path, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Train a recipe in OUT, or go on with it; its scores and seconds."""
+    graph, own = RECIPES[name]
+    store, run = out / f"{graph}.ooc", out / name
+    if not store.exists():
+        if graph == "gowalla":
+            users_and_items(data / "gowalla/gowalla.npz", store)
+        else:
+            knowledge_graph(data / graph, store)
+    result = ooc.train(store=store, out=run, resume=run.exists(), **{**own, **settings})
+    about = {each: result[each] for each in ("train_seconds", "evaluate_seconds", "epochs", "best_epoch", "peak_rss_bytes")}
+    return {**result["metrics"], **about}
+
+
+def main() -> None:
+    """Parse the command line, train, print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", nargs="+", choices=RECIPES, default=list(RECIPES))
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    print(json.dumps({name: score(given.data, given.out, name, {"seed": given.seed}) for name in given.only}))
+
+
+if __name__ == "__main__":
+    main()
