@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import HeteroData
 
+import ooc
 from ooc.config.tables import TableConfig
 from ooc.models.link_scores import make_scorer
+from ooc.report.page import write_report
 from ooc.runtime.keyed_random import Purpose, key, keyed_uniform
 from ooc.stores.arrays.bucket_rows import BucketRows
 from ooc.stores.errors import BudgetError, ConfigError
@@ -287,6 +290,20 @@ def test_a_table_larger_than_memory_keeps_to_it(tmp_path: Path) -> None:
     assert other["table"]["in_memory"] == table["buckets"]
     assert other["table_bytes_read"] == 0
     assert curve(tmp_path / "disk") == curve(tmp_path / "memory")
+
+
+def test_users_and_items_and_a_report(tmp_path: Path, few: None) -> None:
+    """Each user likes the items of its group: only items are ranked, so 1 of 10 is right by chance."""
+    rng, data = np.random.default_rng(1), HeteroData()
+    data["user"].num_nodes, data["item"].num_nodes = 200, 60
+    user = rng.integers(0, 200, 3000)
+    item = (user % 6) * 10 + rng.integers(0, 10, 3000)
+    data["user", "likes", "item"].edge_index = torch.from_numpy(np.stack([user, item]))
+    ooc.from_data(data, tmp_path / "shop.ooc").close()
+    settings: dict[str, Any] = {"model": "mf", "hidden": 16, "loss": "bpr", "epochs": 15, "val": 0.1, "test": 0.1}
+    found = train(table_config(tmp_path / "shop.ooc", tmp_path / "run", **settings, **DISK))
+    assert found["metrics"]["test"]["hits@10"] > 0.8, "of 60 items a sixth would be 0.17"
+    assert "hits@10" in write_report(tmp_path / "run").read_text()
 
 
 def test_settings_are_a_config_file(tmp_path: Path) -> None:
