@@ -26,6 +26,9 @@ from ooc.stores.errors import ConfigError
 Triples = tuple[Ids, Ids, Ids]
 """heads, relations, tails: int64[k] each"""
 
+_FORGOTTEN = 4
+"""pieces of edges in memory at most"""
+
 
 @dataclass(frozen=True)
 class _Edges:
@@ -133,14 +136,13 @@ class RelationLinks:
         for number, part in enumerate(self.parts):
             label = _labels(part, self.num_relations, memory // EDGE_LABELS_SHARE) if part.labelled else None
             first = 0
-            for source, target in EdgeLookup(part.edges.graph).pieces():
+            for source, target in _scanned(part.edges):
                 slot = np.arange(first, first + len(source))
                 first += len(source)
                 if members is not None:
                     some = members[number].contains(slot)
                     slot, source, target = slot[some], source[some], target[some]
                 yield source + part.head, self._relations(part, slot, label), target + part.tail
-            part.edges.graph.forget()
 
     def _relations(self, part: _Edges, slot: Ids, label: NDArray[Any] | None) -> Ids:
         if label is None:
@@ -187,9 +189,9 @@ class RelationSplit:
         if name not in self._members:
             found = []
             for part, split in zip(self._links.parts, self._splits, strict=True):
-                lookup, count = EdgeLookup(part.edges.graph), part.edges.num_edges
+                count = part.edges.num_edges
                 if name in split.names:
-                    found.append(split.members(name, lookup.pieces(), count))
+                    found.append(split.members(name, _scanned(part.edges), count))
                 else:
                     found.append(Members(np.zeros(-(-count // 512) * 8, np.uint64)))
             self._members[name] = found
@@ -205,6 +207,15 @@ class RelationSplit:
         none = np.empty(0, np.int64)
         heads, relations, tails = (np.concatenate([none, *each]) for each in zip(*found, strict=True))
         return heads, relations, tails
+
+
+def _scanned(edges: EdgeSet) -> Iterator[tuple[Ids, Ids]]:
+    """The ends of all edges, a piece at a time, forgotten behind it: see `ooc.runtime.memory_plan.SCANNED_BYTES`."""
+    for number, piece in enumerate(EdgeLookup(edges.graph).pieces(), 1):
+        yield piece
+        if number % _FORGOTTEN == 0:
+            edges.graph.forget()
+    edges.graph.forget()
 
 
 def _labels(part: _Edges, relations: int, room: int) -> NDArray[Any]:

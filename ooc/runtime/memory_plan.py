@@ -56,6 +56,8 @@ DEVICE_BATCHES_SHARE = 8
 """Batches and activations have 1/8 of it at least"""
 DEVICE_RANGES_SHARE = 2
 """Of what exact training has of a GPU's memory, ranges of layers that gather have half, if there are any"""
+SCANNED_BYTES = 2**26
+"""Edges that are read through once, a piece at a time, and forgotten behind it take so much at most"""
 RANK_EDGES_SHARE = 16
 """Edges of a rank's part of the graph are in memory if they take at most 1/16 of it, otherwise in a file that is mapped"""
 _FREED_BYTES, _FREED_SHARE = 80 * 10**6, 10
@@ -457,12 +459,13 @@ def divide(
     return MemoryPlan(*fixed_parts, 2 * share, share, origin, graph, shared=shared)
 
 
-def plan_memory(dataset: Dataset, model: int = 0, columns: Collection[str] | None = None) -> MemoryPlan:
+def plan_memory(dataset: Dataset, model: int = 0, columns: Collection[str] | None = None, scanned: bool = False) -> MemoryPlan:
     """The plan for a run or a loader over a data set; raises BudgetError if nothing is left for batches.
 
     All plans of a data set divide the same `Dataset.process_memory`, so loaders that are open together keep to one limit.
     `model` is the bytes that training adds to an existing model: gradients, optimizer state, what it keeps for each node.
-    `columns` are the graph's columns that batches read, None for all.
+    `columns` are the graph's columns that batches read, None for all; `scanned`: whether batches read no edges of the graph,
+    which is gone through a piece at a time.
     """
     process = dataset.process_memory
     graphs = [dataset.edges(key).graph for key in dataset.edge_types]
@@ -472,6 +475,8 @@ def plan_memory(dataset: Dataset, model: int = 0, columns: Collection[str] | Non
         sum(graph.mapped_bytes(None if columns is None else set(columns) & graph.columns.keys()) for graph in graphs),
         sum(graph.sampled_bytes() for graph in graphs),
     )
+    if scanned:
+        topology = replace(topology, slots=min(topology.slots, SCANNED_BYTES), sampled=0)
     labels = sum(each.labels.nbytes for each in nodes if each.labels is not None)
     return divide(
         process.limit,

@@ -128,7 +128,7 @@ class TableMode(Mode):
         config, dataset = self.config, self.dataset
         scored = max((self._count(name) for name in {config.val_split, *config.eval_splits}), default=0)
         masks = len(self.split.names) * Members.nbytes_for(self.links.num_edges)
-        plan = plan_memory(dataset, model_bytes(config, self.model) + masks, {"edge_id"})
+        plan = plan_memory(dataset, model_bytes(config, self.model) + masks, {"edge_id"}, scanned=True)
         nodes = len(self.links.tails) if config.loss == "all" else 0
         return TableMemory.of(config, plan, self.links.num_nodes, self.train_links, scored, nodes)
 
