@@ -1,6 +1,6 @@
 """MRR and Hits@k of links, filtered and both ways: each one's tail among all tails, and its head among all heads."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -120,16 +120,16 @@ class SampledTable:
 
     Args:
         table: The whole.
-        candidates: Nodes to draw from: first..last-1.
-        count: How many are drawn.
+        candidates: Nodes to draw from: those that may be heads, and those that may be tails.
+        count: How many are drawn from each.
         key: Of the draw.
 
-    >>> LinkRanking(scorer, SampledTable(table, range(len(ds)), 1000, key=7), known, room)
+    >>> LinkRanking(scorer, SampledTable(table, {range(len(ds))}, 1000, key=7), known, room)
     """
 
-    def __init__(self, table: RowTable, candidates: range, count: int, key: int) -> None:
-        drawn = KeyedPermutation(len(candidates), key)[: min(count, len(candidates))]
-        self._table, self._ids = table, np.sort(drawn + candidates.start)
+    def __init__(self, table: RowTable, candidates: Collection[range], count: int, key: int) -> None:
+        drawn = [each.start + KeyedPermutation(len(each), key)[: min(count, len(each))] for each in candidates]
+        self._table, self._ids = table, np.unique(np.concatenate(drawn))
 
     def read(self, ids: Ids) -> AnyArray:
         return self._table.read(ids)

@@ -209,7 +209,10 @@ class TableMode(Mode):
             )
             place += f"at a time; an epoch exchanges {beta_swaps(p, c):,} (no order less than {least_swaps(p, c):,})"
         counts = ", ".join(f"{self._count(name):,} of {name}" for name in self.split.names)
-        return [*super().notes(), f"{own}, {place}", f"links: {counts}"]
+        found = [*super().notes(), f"{own}, {place}", f"links: {counts}"]
+        if self.config.eval_candidates is not None:
+            found.append(f"scores are estimates: ranks among {self.config.eval_candidates:,} random candidates, not among all")
+        return found
 
     def prepare(self) -> None:
         """Sort the training edges, unless that is done."""
@@ -322,8 +325,8 @@ class TableMode(Mode):
         config, kept = self.config, BEST if self._scores_best else None
         view: Any = TableView(self.table, kept)
         if config.eval_candidates is not None:
-            nodes, stream = range(self.links.num_nodes), key(config.seed, Purpose.EVALUATE)
-            view = SampledTable(view, nodes, config.eval_candidates, stream)
+            nodes = {self.links.heads, self.links.tails} if config.both_ways else {self.links.tails}
+            view = SampledTable(view, nodes, config.eval_candidates, key(config.seed, Purpose.EVALUATE))
         heads, tails = (_within(nodes, self.links.num_nodes) for nodes in (self.links.heads, self.links.tails))
         ranking = LinkRanking(self.model, view, self._known, RANKING_BYTES, heads, tails)
         own = _labelled(self.split.links(split, self.budget.memory))

@@ -86,13 +86,19 @@ def test_candidates_of_a_side_are_those_that_are_allowed():
 
 def test_a_sample_of_candidates_is_keyed_and_ranks_are_among_it():
     splits, (scorer, rows) = graph(), model("complex", False)
-    table = SampledTable(TableInOrder(ArrayRows(rows)), range(NODES), 10, key=5)
+    table = SampledTable(TableInOrder(ArrayRows(rows)), {range(NODES)}, 10, key=5)
     (drawn, _), *_ = table.blocks()
     assert len(np.unique(drawn)) == 10
     found = LinkRanking(scorer, table, lambda: iter(splits), 2**26).scores(splits[2])
     assert found == pytest.approx(wanted(brute(scorer, rows, splits, splits[2], drawn)))
-    other = SampledTable(TableInOrder(ArrayRows(rows)), range(NODES), 10, key=6)
+    other = SampledTable(TableInOrder(ArrayRows(rows)), {range(NODES)}, 10, key=6)
     assert next(other.blocks())[0].tolist() != drawn.tolist()
+
+
+def test_samples_of_heads_and_of_tails_have_as_many_each():
+    table = SampledTable(TableInOrder(ArrayRows(np.ones((NODES, WIDTH), np.float32))), {range(20), range(20, NODES)}, 8, key=5)
+    drawn = np.concatenate([ids for ids, _ in table.blocks()])
+    assert ((drawn < 20).sum(), (drawn >= 20).sum()) == (8, 8)
 
 
 def test_known_answers_of_one_query_beyond_the_memory_are_one_line():

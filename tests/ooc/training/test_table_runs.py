@@ -23,6 +23,7 @@ from ooc.stores.errors import BudgetError, ConfigError
 from ooc.training import checkpoint
 from ooc.training.loop import plan, train
 from ooc.training.table_memory import TableMemory
+from ooc.training.watchers import terminal_watcher
 from tests.forked import Python
 from tests.ooc.runs import InterruptAt, KillAt, Killed, curve
 from tests.ooc.tables import N, R, make_triples, table_config
@@ -235,6 +236,7 @@ FEW = """
 import sys
 from ooc.cli.main import main
 from ooc.training.table_memory import TableMemory
+from ooc.training.watchers import terminal_watcher
 TableMemory.room = property(lambda self: min(self.shape.buckets, self.resident + 1))
 sys.exit(main({words!r}))
 """
@@ -309,3 +311,15 @@ def test_users_and_items_and_a_report(tmp_path: Path, few: None) -> None:
 def test_settings_are_a_config_file(tmp_path: Path) -> None:
     config = TableConfig(store=Path("a.ooc"), out=Path("run"), model="rotate", distance="l1", loss="adversarial", margin=9)
     assert TableConfig(**json.loads(config.model_dump_json())) == config
+
+
+def test_scores_among_a_sample_are_said_to_be_estimates(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sampled = table_config(store, tmp_path / "sampled", epochs=1, eval_candidates=20)
+    found = train(sampled, watcher=terminal_watcher())
+    assert "scores are estimates: ranks among 20 random candidates, not among all" in "".join(capsys.readouterr())
+    exact = train(table_config(store, tmp_path / "exact", epochs=1))
+    assert found["metrics"]["test"]["mrr"] > exact["metrics"]["test"]["mrr"]
+    whole = train(table_config(store, tmp_path / "whole", epochs=1, eval_candidates=N))
+    assert whole["metrics"] == exact["metrics"]
