@@ -26,6 +26,7 @@ from ooc.runtime.keyed_random import Cursor, Purpose, key, seeds_of, steps_of
 from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.ranks import ALONE, Ranks
 from ooc.sampling.bucket_draws import drawn_nodes
+from ooc.sampling.edge_split import PARTS
 from ooc.sampling.links import EdgeLookup
 from ooc.stores.arrays.bucket_rows import BucketRows
 from ooc.stores.arrays.members import Members
@@ -79,6 +80,11 @@ class LightGCNMode(Mode):
         self.train: Members = self.split.members(config.train_split)[0]
         if not len(self.train):
             raise ConfigError(f"{config.store} has no edges left to train on: give a smaller val and test")
+        names = self.split.names
+        if unknown := sorted({config.val_split, *config.eval_splits} - {*PARTS, *names}):
+            raise ConfigError(f"eval_splits: {unknown[0]!r} is no part of the edges: give {', '.join(names)}")
+        if config.patience is not None and not (config.val_split in names and self.split.count(config.val_split)):
+            raise ConfigError("patience needs edges to validate on, and there are none: leave it out")
         self.model, self.monitor = DotDecoder(), config.monitored
         self.loss_of = LinkLoss(config.loss)
         self.budget = plan_memory(dataset)

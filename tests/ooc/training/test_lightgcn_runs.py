@@ -152,6 +152,10 @@ def test_what_does_not_fit_is_one_line(store: Path, tmp_path: Path, monkeypatch:
         ooc.train(store=store, out=tmp_path / "run", mode="lightgcn", temperature=0.5)
     with pytest.raises(ConfigError, match=r"monitor = 'recall@7' is no score of eval_k: use one of recall@5, ndcg@5"):
         ooc.train(store=store, out=tmp_path / "run", mode="lightgcn", eval_k=[5], monitor="recall@7")
+    with pytest.raises(ConfigError, match="eval_splits: 'dev' is no part of the edges: give train, val, test"):
+        train(config(store, tmp_path / "run", eval_splits=["dev"]))
+    with pytest.raises(ConfigError, match="patience needs edges to validate on"):
+        train(config(store, tmp_path / "run", val=0.0, test=0.1, patience=2))
     little_memory(monkeypatch, 1000)
     with pytest.raises(BudgetError, match="a column of 70 rows and the links do not fit the memory: give"):
         train(config(store, tmp_path / "run"))
