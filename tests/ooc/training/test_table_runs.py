@@ -273,10 +273,10 @@ def test_kill_9_at_random_moments(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.alone
 def test_a_table_larger_than_memory_keeps_to_it(tmp_path: Path) -> None:
-    """100,000 rows of 500 columns with Adagrad's state are 400 MB, and the process has less for them."""
+    """100,000 rows of 1,000 columns with Adagrad's state are 800 MB, and the process has less for them."""
     store, memory = tmp_path / "links.ooc", 1_150_000_000
     make_triples(store, nodes=100_000, edges=200_000)
-    flags = ["--task", "link", "--mode", "table", "--hidden", "500", "--batch-size", "2000", "--ratio", "32", "--epochs", "2"]
+    flags = ["--task", "link", "--mode", "table", "--hidden", "1000", "--batch-size", "2000", "--ratio", "32", "--epochs", "2"]
     flags += ["--eval-candidates", "1000", "--eval-every", "2", "--threads", "1"]
     words = ["-m", "ooc.cli", "train", str(store), *flags]
     done = Python(*words, "--out", str(tmp_path / "disk"), "--memory", str(memory)).wait()
