@@ -277,7 +277,7 @@ def test_a_table_larger_than_memory_keeps_to_it(tmp_path: Path) -> None:
     store, memory = tmp_path / "links.ooc", 1_150_000_000
     make_triples(store, nodes=100_000, edges=200_000)
     flags = ["--task", "link", "--mode", "table", "--hidden", "1000", "--batch-size", "2000", "--ratio", "32", "--epochs", "2"]
-    flags += ["--eval-candidates", "1000", "--eval-every", "2", "--threads", "1"]
+    flags += ["--eval-candidates", "1000", "--eval-every", "2", "--eval-splits", "", "--threads", "1"]
     words = ["-m", "ooc.cli", "train", str(store), *flags]
     done = Python(*words, "--out", str(tmp_path / "disk"), "--memory", str(memory)).wait()
     assert done.returncode == 0, done.stderr
