@@ -26,7 +26,7 @@ _DISTANCES: dict[str, Any] = {"mode": "table", "model": "rotate", "hidden": 512,
 _DISTANCES |= {"margin": 6.0, "batch_size": 256, "lr": 0.15, "init": 0.05, "eval_every": 9}
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "wn18rr-complex": ("wn18rr", {**_PRODUCTS, "ratio": 1024, "regularizer_weight": 0.1, "epochs": 30}),
-    "wn18rr-rotate": ("wn18rr", {**_DISTANCES, "ratio": 512, "epochs": 60}),
+    "wn18rr-rotate": ("wn18rr", {**_DISTANCES, "ratio": 512, "epochs": 58}),
     "codex-m-complex": (
         "codex-m",
         {**_PRODUCTS, "hidden": 384, "ratio": 512, "regularizer_weight": 0.02, "epochs": 30, "eval_every": 6},
