@@ -1,7 +1,10 @@
 """Runs of mode "lightgcn" against PyG's model trained by torch in RAM on the same batches."""
 
 import json
-from contextlib import closing
+import random
+import signal
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from ooc.stores.errors import BudgetError, ConfigError
 from ooc.training.loop import train
 from ooc.training.open_run import open_run
 from ooc.training.watchers import Watchers
+from tests.forked import Python
 from tests.ooc.runs import KillAt, Killed, curve
 
 USERS, ITEMS, GROUPS, WIDTH = 40, 30, 5, 8
@@ -124,6 +128,43 @@ def test_any_memory_and_any_kill_give_the_same_bits(store: Path, tmp_path: Path,
         assert resumed["metrics"] == result["metrics"]
         np.testing.assert_array_equal(embeddings(cut.out), embeddings(whole.out))
         assert not list(cut.out.glob("embeddings-*"))
+
+
+LITTLE = """
+import sys
+from ooc.cli.main import main
+from ooc.runtime.memory_plan import MemoryPlan
+MemoryPlan.batches = property(lambda plan: 20_000)
+sys.exit(main({words!r}))
+"""
+FLAGS = "--task link --mode lightgcn --hidden 32 --layers 2 --batch-size 32 --epochs 60 --lr 0.03 --l2 0.01 --eval-k 5"
+FLAGS += " --eval-every 20 --threads 1 --seed 3 --checkpoint-every 20"
+
+
+@pytest.mark.slow
+def test_kill_9_at_random_moments(store: Path, tmp_path: Path) -> None:
+    """Columns are on disk, so that kills are in the middle of steps that write them."""
+
+    def begin(out: Path) -> Python:
+        words = ["train", str(store), "--out", str(out), *FLAGS.split(), *(["--resume"] if out.exists() else [])]
+        return Python("-c", LITTLE.format(words=words))
+
+    assert "blocks of" in begin(tmp_path / "first").wait().stderr  # compiles
+    began = time.monotonic()
+    assert begin(tmp_path / "whole").wait().returncode == 0
+    took, rng, killed = time.monotonic() - began, random.Random(5), 0
+    for number in range(3):
+        out = tmp_path / f"run{number}"
+        for _ in range(3):
+            running = begin(out)
+            time.sleep(rng.uniform(0.3, 1) * took)
+            with suppress(ProcessLookupError):  # it has come to its end
+                running.send_signal(signal.SIGKILL)
+            killed += running.wait().returncode == -signal.SIGKILL
+        assert begin(out).wait().returncode == 0
+        assert curve(out) == curve(tmp_path / "whole")
+        np.testing.assert_array_equal(embeddings(out), embeddings(tmp_path / "whole"))
+    assert killed
 
 
 def test_lists_are_those_of_the_best_rows(store: Path, tmp_path: Path) -> None:
