@@ -68,6 +68,7 @@ class LightGCNMode(Mode):
     auto_device = "cpu"
     typed = True
     has_table = True
+    saves_device = "a smaller `hidden`"
 
     def __init__(self, config: LightGCNConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
         super().__init__(config, dataset, ranks)

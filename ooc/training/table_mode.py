@@ -59,6 +59,7 @@ class TableMode(Mode):
     config: TableConfig
     typed = True
     has_table = True
+    saves_device = "a smaller `batch_size`, `ratio` or `hidden`"
     model: LinkScorer
     monitor: str
     table: BucketTable

@@ -281,7 +281,8 @@ def test_every_other_mode_is_refused_and_leaves_nothing(
         assert main(["train", str(store), "--task", task, "--mode", mode, *more, "--out", f"{tmp_path}/run"]) == 2
         error = capsys.readouterr().err
         assert f"mode {mode} of task {task} trains on homogeneous graphs, and " in error
-        assert error.endswith(" is heterogeneous: use mode sampled (task node, edge, link)\n")
+        known = "mode sampled (task node, edge, link) or mode lightgcn (task link) or mode table (task link)"
+        assert error.endswith(f" is heterogeneous: use {known}\n")
         assert error.count("\n") == 1
         assert list(tmp_path.iterdir()) == []
 
