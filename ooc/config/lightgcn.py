@@ -5,11 +5,10 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from ooc.config.base import Counts, Fraction, Positive, Ratio, RunConfig, Width, Words, changed, task_name
+from ooc.config.divided_edges import DividedEdges
 
-_HELD_OUT = 0.1
 
-
-class LightGCNConfig(RunConfig):
+class LightGCNConfig(DividedEdges, RunConfig):
     """Settings of LightGCN with the propagation over the whole graph in every step.
 
     >>> LightGCNConfig(store="gowalla.ooc", out="runs/gowalla", layers=3).loss
@@ -78,16 +77,6 @@ class LightGCNConfig(RunConfig):
         if self.monitor is not None and self.monitor not in known:
             raise ValueError(f"monitor = {self.monitor!r} is no score of eval_k: use one of {', '.join(known)}")
         return self
-
-    @property
-    def shares(self) -> tuple[float, float]:
-        """Of the edges for validation and test, where they are divided at random."""
-        return (_HELD_OUT if self.val is None else self.val), (_HELD_OUT if self.test is None else self.test)
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether the edges are divided at random although the store may have a split."""
-        return not (self.val is None and self.test is None)
 
     @property
     def monitored(self) -> str:

@@ -5,13 +5,12 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ooc.config.base import Counts, Fraction, Ratio, Words, changed
+from ooc.config.divided_edges import DividedEdges
 from ooc.config.fan_outs import fanout_text
 from ooc.config.nodes import TrainConfig
 
-_HELD_OUT = 0.1
 
-
-class LinkConfig(TrainConfig):
+class LinkConfig(DividedEdges, TrainConfig):
     """Settings of training that predicts links: edges against pairs of nodes that are none.
 
     >>> LinkConfig(store="shop.ooc", out="runs/links", loss="bpr", fanout=[10, 10]).decoder
@@ -73,16 +72,6 @@ class LinkConfig(TrainConfig):
         if self.patience is not None and self.val == 0:
             raise ValueError("patience needs validation edges, and val = 0: leave it out")
         return self
-
-    @property
-    def shares(self) -> tuple[float, float]:
-        """Of the edges for validation and test, where they are divided at random."""
-        return (_HELD_OUT if self.val is None else self.val), (_HELD_OUT if self.test is None else self.test)
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether the edges are divided at random although the store may have a split."""
-        return not (self.val is None and self.test is None)
 
     @property
     def link_decoder(self) -> str | None:

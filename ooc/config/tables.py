@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from ooc.config.base import Fraction, Positive, Ratio, RunConfig, Size, Width, Words, changed, check_model, task_name
+from ooc.config.divided_edges import DividedEdges
 from ooc.stores.sizes import parse_bytes
 
 MODELS = ("mf", "distmult", "complex", "transe", "rotate", "simple")
@@ -22,10 +23,9 @@ OF_LOSS = {
     "correct_negatives": ("softmax",),
 }
 """settings that apply to these losses only"""
-_HELD_OUT = 0.1
 
 
-class TableConfig(RunConfig):
+class TableConfig(DividedEdges, RunConfig):
     """Settings of training a row for every node, and for every relation, without a GNN.
 
     >>> TableConfig(store="wn18rr.ooc", out="runs/wn", model="complex", hidden=128).optimizer
@@ -150,16 +150,6 @@ class TableConfig(RunConfig):
     @property
     def automatic(self) -> tuple[str, ...]:
         return "buckets", "resident"
-
-    @property
-    def shares(self) -> tuple[float, float]:
-        """Of the edges for validation and test, where they are divided at random."""
-        return (_HELD_OUT if self.val is None else self.val), (_HELD_OUT if self.test is None else self.test)
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether the edges are divided at random although the store may have a split."""
-        return not (self.val is None and self.test is None)
 
     @property
     def has_relations(self) -> bool:
