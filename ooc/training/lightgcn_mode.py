@@ -335,9 +335,7 @@ class LightGCNMode(Mode):
 
     def adapt(self, saved: dict[str, Any], touched: Ids) -> tuple[dict[str, Any], Growth]:
         """See `Mode`: from the next epoch on, with the rows and moments as they are; the best are chosen anew."""
-        state = RunState.next_epoch(saved)
-        state.best_score = state.best_epoch = None
-        state.stale = 0
+        state = RunState.next_epoch_unchosen(saved)
         return saved | {"state": asdict(state), "best_model": None}, Growth(touched, state.epoch)
 
     def counts(self) -> dict[str, Any]:

@@ -54,6 +54,13 @@ class RunState:
         state.best_scores = None  # of the store as it was
         return state
 
+    @classmethod
+    def next_epoch_unchosen(cls, saved: dict[str, Any]) -> Self:
+        """As `next_epoch`, where the best model is to be chosen anew."""
+        state = cls.next_epoch(saved)
+        state.best_score, state.best_epoch, state.stale = None, None, 0
+        return state
+
 
 class RunContext(Protocol):
     """A run as its mode sees it: see `ooc.training.run.Run`."""
