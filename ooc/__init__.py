@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ooc.stores.ingest.join import join
     from ooc.stores.integrity import verify
     from ooc.training.callbacks import Callback
+    from ooc.training.comparison import Trial, compare
     from ooc.training.infer import embed, infer
     from ooc.training.node_rows import NodeRows, WrittenRows
     from ooc.training.rank import rank
@@ -83,11 +84,13 @@ __all__ = [
     "TgbNegatives",
     "TopK",
     "TrainConfig",
+    "Trial",
     "WrittenRows",
     "__version__",
     "append",
     "build_model",
     "compact",
+    "compare",
     "embed",
     "from_data",
     "full_blocks",
@@ -148,10 +151,12 @@ __getattr__ = lazy_exports(
         "TgbNegatives": "ooc.sampling.negatives",
         "TopK": "ooc.layerwise.top_k",
         "TrainConfig": "ooc.config.nodes",
+        "Trial": "ooc.training.comparison",
         "WrittenRows": "ooc.training.node_rows",
         "__version__": "ooc.runtime.version",
         "append": "ooc.pyg.change_store",
         "build_model": "ooc.models.builders",
+        "compare": "ooc.training.comparison",
         "compact": "ooc.stores.growth.compact",
         "embed": "ooc.training.infer",
         "from_data": "ooc.pyg.build_store",

@@ -13,6 +13,7 @@ from ooc.cli.interrupted import RUN_AGAIN, after_ctrl_c, writes_here
 from ooc.cli.messages import name_flags
 from ooc.config import topics
 from ooc.config.modes import applies, choice_of, classes, name_of, settings_of, suggested
+from ooc.config.techniques import TECHNIQUES, compared_in
 from ooc.stores.io.remote.url import store_path
 
 if TYPE_CHECKING:
@@ -178,6 +179,48 @@ def plan(
         console.print("\n".join([*refused, choice.reason, command]), markup=False, soft_wrap=True)
     for each in tables(result):
         console.print(each)
+
+
+@app.command(
+    cls=verb(PLAN, topics.TRAIN),
+    rich_help_panel=RUNS,
+    epilog="""
+    ooc compare tolokers.ooc --out runs/compare --fanout 10,10
+    ooc compare papers.ooc --techniques labor,history --memory 4GB --epochs 3
+    """,
+)
+@with_flags(PLAN, topics.TRAIN)
+def compare(
+    store: TrainedStore = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="PATH", help="Directory of all runs; by default runs/compare-STORE.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="TOML or JSON with any of these keys.")
+    ] = None,
+    techniques: Annotated[
+        str | None, typer.Option("--techniques", metavar="NAMES", help=f"Of {', '.join(TECHNIQUES)}; by default all.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Runs of each technique.")] = 1,
+    **flags: Any,
+) -> None:
+    """Train briefly with each technique against memory, and compare accuracy, memory, time and bytes.
+
+    Every technique trains the same model from the same settings, 10 epochs unless --epochs says, in a process of its own.
+    Writes OUT/comparison.html with a chart, and OUT/comparison.json. What is finished in OUT is not trained again.
+    """
+    settings = settings_of(config, {"store": store, "out": out or compared_in(store), **flags})
+    merge_appended(settings.store, settings.memory, settings.cache_dir, settings.cache)
+    from rich.console import Console
+
+    from ooc.report.comparison import comparison_table, write_comparison
+    from ooc.training.comparison import compare as run
+    from ooc.training.watchers import StepBars
+
+    with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
+        trials = run(settings, techniques=techniques, seeds=seeds, progress=bars)
+    Console(highlight=False).print(comparison_table(trials))
+    print(write_comparison(settings.out, settings.store, trials, seeds))
 
 
 @app.command(cls=Verb, rich_help_panel=RUNS, epilog="ooc report runs/sage")

@@ -73,7 +73,7 @@ def write_report(run_dir: Path | str) -> Path:
     trace = read_trace(run_dir)
     with matplotlib.rc_context(STYLE):
         figures = _figures(steps, epochs, summary)
-        timeline = _svg(gantt_figure(trace.spans)) if any(trace.spans.values()) else None
+        timeline = svg_of(gantt_figure(trace.spans)) if any(trace.spans.values()) else None
         if summary.get("full"):
             more, schedule = _exact(read_plan(run_dir), summary["full"], trace)
             figures, timeline = [*figures, *more], schedule
@@ -93,10 +93,10 @@ def _exact(plan: dict[str, Any] | None, measured: dict[str, Any], trace: Trace) 
     step, seconds = StepPlan.of(plan), measured["op_seconds"]
     caption = "Values and aggregates by tier, planned and measured, against the limit."
     figures = [
-        ("Memory of a step", _svg(memory_figure(step, trace.memory)), caption),
-        ("Predicted and measured", _svg(seconds_figure(step, seconds)), "Seconds by op, in the last step."),
+        ("Memory of a step", svg_of(memory_figure(step, trace.memory)), caption),
+        ("Predicted and measured", svg_of(seconds_figure(step, seconds)), "Seconds by op, in the last step."),
     ]
-    return figures, _svg(schedule_figure(step, trace.spans, measured.get("ops", list(seconds))))
+    return figures, svg_of(schedule_figure(step, trace.spans, measured.get("ops", list(seconds))))
 
 
 def _render(name: str, summary: dict[str, Any], figures: list[Shown], steps: int, epochs: int, timeline: str | None) -> str:
@@ -264,7 +264,7 @@ def loss_figure(steps: list[dict[str, Any]]) -> str:
     if many:
         axes.plot(x, running_mean(thin, len(thin) // 40), color=BLUE, linewidth=1.8)
     axes.set(xlabel="step", ylabel="loss", xlim=(0, max(len(loss) - 1, 1)))
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def running_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
@@ -313,7 +313,7 @@ def validation_figure(epochs: list[dict[str, Any]], best_epoch: int | None) -> s
     last.xaxis.get_major_locator().set_params(integer=True)
     if len(x) == 1:
         last.set_xticks(x)  # no parts of an epoch
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def _values(epochs: list[dict[str, Any]], name: str) -> list[float] | None:
@@ -338,7 +338,7 @@ def drift_figure(epochs: list[dict[str, Any]]) -> str:
     axes.set(xlabel="epoch", ylabel="relative error")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(loc="upper right", fontsize=8.5)
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def stages_figure(stages: dict[str, dict[str, float]]) -> str:
@@ -351,7 +351,7 @@ def stages_figure(stages: dict[str, dict[str, float]]) -> str:
     axes.barh(at, wait, left=work, color=GREY, height=0.6, label="wait")
     axes.set(xlabel="seconds")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=2, fontsize=8.5)
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def memory_figure(summary: dict[str, Any]) -> str:
@@ -372,7 +372,7 @@ def memory_figure(summary: dict[str, Any]) -> str:
         axes.axvline(budget / 1e6, color=INK, linestyle="--", linewidth=1.2, label=f"budget {format_bytes(budget)}")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), fontsize=8.5)
     axes.set(xlabel="MB", xlim=(0, 1.18 * max([size for _, size, _ in bars] + [budget or 0]) / 1e6))
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def _axes() -> tuple[Figure, Axes]:
@@ -389,7 +389,7 @@ def _bars_of(names: list[str]) -> tuple[Figure, Axes, NDArray[np.int64]]:
     return figure, axes, at
 
 
-def _svg(figure: Figure) -> str:
+def svg_of(figure: Figure) -> str:
     """Return the figure as an <svg> element without XML prologue and date."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.report.gantt import gantt_figure, section
-from ooc.report.page import _svg
+from ooc.report.page import svg_of
 from ooc.runtime.clock import MOST_SPANS, Clock, Span, lanes, noting_waits, read_trace, waiting, write_trace
 from ooc.runtime.pipeline import Pipeline, Stage
 from ooc.stores.errors import ConfigError
@@ -95,7 +95,7 @@ def test_lanes_hold_no_two_spans_at_once(spans: dict[str, list[Span]]) -> None:
 def test_any_spans_make_a_chart(spans: dict[str, list[Span]]) -> None:
     start, end = section(spans)
     assert start < end
-    ElementTree.fromstring(_svg(gantt_figure(spans)))
+    ElementTree.fromstring(svg_of(gantt_figure(spans)))
 
 
 def test_the_chart_shows_whole_sweeps_though_they_are_read_in_pieces() -> None:

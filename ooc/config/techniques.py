@@ -1,0 +1,107 @@
+"""Techniques against memory, as changes to the settings of a run, for `ooc compare`."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ooc.config.base import RunConfig, parse
+from ooc.config.modes import class_of
+from ooc.config.nodes import OWN, TrainConfig
+from ooc.stores.errors import ConfigError
+
+PLAIN = "plain"
+"""the settings as they were given, which every technique is compared with"""
+PARTS = 16
+"""parts of a store that has none, in the modes that train on parts"""
+SMALLER = 4
+"""batches that make up one, where gradients are accumulated"""
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A way to train with less memory.
+
+    Args:
+        about: What it does, in a few words.
+        settings: Settings that it changes, by name; the others stay as they are.
+        without: Settings that do not apply with it, and are left out.
+    """
+
+    about: str
+    settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    without: tuple[str, ...] = ()
+
+
+def _mode(mode: str, about: str, **settings: Any) -> Technique:
+    others = {name for other, names in OWN.items() if other != mode for name in names} - {*OWN.get(mode, ())}
+    return Technique(about, {"mode": mode, **settings}, ("fanout", "eval_fanout", *sorted(others)))
+
+
+TECHNIQUES: dict[str, Technique] = {
+    PLAIN: Technique("the settings as given"),
+    "accumulate": Technique("a quarter of the batch at a time, the same optimizer steps"),
+    "checkpointing": Technique("layers recomputed in the backward pass", {"activation_checkpointing": True}),
+    "bf16": Technique("activations in bfloat16", {"precision": "bf16"}),
+    "labor": Technique(
+        "nodes of a batch, layers and 64 batches share neighbors",
+        {"sampler": "labor", "layer_dependency": True, "batch_dependency": 64},
+    ),
+    "cluster": _mode("cluster", "parts, and the edges between them"),
+    "saint": _mode("saint", "random subgraphs, normalized"),
+    "history": _mode("history", "parts, with their neighbors' inner rows from disk"),
+}
+"""By name, in the order of the table."""
+
+
+def compared_in(store: Path | None) -> Path | None:
+    """Return the default directory of a comparison, None without a store.
+
+    >>> compared_in(Path("data/tolokers.ooc"))
+    PosixPath('runs/compare-tolokers')
+    """
+    return None if store is None else Path("runs") / f"compare-{Path(store).stem}"
+
+
+def names_of(text: str | Iterable[str] | None) -> list[str]:
+    """Return the techniques to compare, `PLAIN` first; all of them if none are given.
+
+    Raises:
+        ConfigError: If one is unknown.
+
+    >>> names_of("labor,bf16")
+    ['plain', 'labor', 'bf16']
+    """
+    given = text.split(",") if isinstance(text, str) else [*(text or TECHNIQUES)]
+    names = list(dict.fromkeys([PLAIN, *(name.strip() for name in given if name.strip())]))
+    for name in names:
+        if name not in TECHNIQUES:
+            raise ConfigError(f"techniques: {name!r} is unknown; there are {', '.join(TECHNIQUES)}")
+    return names
+
+
+def with_technique(config: TrainConfig, name: str, parts: int | None) -> RunConfig:
+    """Return the settings of a run with a technique.
+
+    Args:
+        config: The settings without it.
+        name: The technique.
+        parts: Parts of the store's numbering, None if it has none.
+
+    Raises:
+        ConfigError: If the technique and the other settings do not go together.
+
+    >>> with_technique(TrainConfig(store="a.ooc", out="run"), "bf16", None).precision
+    'bf16'
+    """
+    technique = TECHNIQUES[name]
+    given = {key: getattr(config, key) for key in config.model_fields_set if key not in technique.without}
+    values = {**given, **technique.settings}
+    if name == "accumulate":
+        values |= {"batch_size": max(1, config.batch_size // SMALLER), "accumulate": config.accumulate * SMALLER}
+    if values.get("mode", config.mode) in ("cluster", "history"):
+        values |= {"parts": values.get("parts", PARTS)} if parts is None else {"parts_per_batch": max(1, parts // PARTS)}
+    if values.get("mode") != config.mode:
+        values["layers"] = config.layers
+    return parse(class_of(values), values)

@@ -1,0 +1,209 @@
+"""Short runs of one model with each technique against memory: accuracy, memory, time and bytes of each.
+
+Every run is a process of its own, because the peak of a process's memory never falls. Runs are kept, so that a comparison that
+was stopped goes on.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from ooc.config.base import RunConfig
+from ooc.config.modes import settings_of
+from ooc.config.nodes import TrainConfig
+from ooc.config.techniques import PLAIN, TECHNIQUES, names_of, with_technique
+from ooc.stores.errors import ConfigError
+from ooc.stores.ingest.duck import Progress, silent
+from ooc.stores.io.atomic import write_file
+from ooc.stores.manifest import arrays_of, read_manifest
+from ooc.stores.remote.mirror import opened
+from ooc.training.checkpoint import read_json
+
+RESULT = "comparison.json"
+EPOCHS = 10
+"""of a run, where the settings do not say"""
+_LOOKS = 0.2
+"""seconds between looks at how far a run is"""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What training with one technique took; sizes in bytes, means over the seeds.
+
+    technique, about: its name, and what it does; epochs: of a run; metric: name of the score; score, deviation: on the test
+    split (or validation where there is none), and its standard deviation over the seeds, None of one seed; peak_rss_bytes:
+    largest memory of the process, libraries included; seconds: of an epoch of training; bytes_moved: read and written by all
+    epochs; refused: why it could not be tried, None if it was.
+    """
+
+    technique: str
+    about: str
+    epochs: int = 0
+    metric: str = ""
+    score: float | None = None
+    deviation: float | None = None
+    peak_rss_bytes: int = 0
+    peak_cuda_bytes: int = 0
+    seconds: float = 0.0
+    bytes_moved: int = 0
+    refused: str | None = None
+
+
+def compare(
+    config: TrainConfig | Path | str | None = None,
+    *,
+    techniques: str | Sequence[str] | None = None,
+    seeds: int = 1,
+    report: Callable[["Trial"], None] | None = None,
+    progress: Progress = silent,
+    **settings: Any,
+) -> list[Trial]:
+    """Train one model for a few epochs with each technique against memory, and compare.
+
+    Args:
+        config: As of `ooc.train`: the settings that all runs share; 10 epochs unless they say.
+        techniques: Names, as a list or "labor,bf16"; by default all.
+        seeds: Runs of each technique.
+        report: Called with each `Trial` as soon as it is known.
+        progress: Called with a technique, the epochs trained, those to train, and "epochs".
+        settings: As of `ooc.train`. `out` is the directory of all runs; what is finished there is not trained again.
+
+    Returns:
+        A `Trial` of every technique, that of the settings as given first; also written to OUT/comparison.json.
+
+    Raises:
+        ConfigError: If a technique is unknown, or the settings do not fit the store.
+
+    >>> for trial in ooc.compare(store="tolokers.ooc", out="runs/compare", techniques="labor,history"):
+    ...     print(trial.technique, trial.score, trial.peak_rss_bytes)
+    """
+    base = _base(settings_of(config, settings))
+    names = names_of(techniques)
+    if seeds < 1:
+        raise ConfigError(f"seeds = {seeds} is invalid: give a number of runs")
+    parts = _parts_of(base)
+    trials = []
+    for name in names:
+        trial = _trial(base, name, parts, seeds, progress)
+        if name == PLAIN and trial.refused is not None:
+            raise ConfigError(trial.refused)
+        trials.append(trial)
+        if report is not None:
+            report(trial)
+    write_file(base.out / RESULT, json.dumps([asdict(each) for each in trials], indent=1).encode())
+    return trials
+
+
+def _base(config: RunConfig) -> TrainConfig:
+    """The settings that runs share. Raises ConfigError if they are not of training on batches of nodes."""
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(f"techniques are compared in training on batches of nodes, not in mode {config.mode}: leave it out")
+    if "epochs" in config.model_fields_set:
+        return config
+    values = {name: getattr(config, name) for name in config.model_fields_set}
+    return cast(TrainConfig, settings_of(None, {**values, "epochs": EPOCHS}))
+
+
+def _parts_of(config: TrainConfig) -> int | None:
+    with opened(config.store, config.cache_dir, config.cache) as path:
+        partition = read_manifest(arrays_of(path)).partition
+    return None if partition is None else partition.parts
+
+
+def _trial(base: TrainConfig, name: str, parts: int | None, seeds: int, progress: Progress) -> Trial:
+    """Train with a technique, once per seed."""
+    about, runs = TECHNIQUES[name].about, []
+    for seed in range(base.seed, base.seed + seeds):
+        out = base.out / (name if seeds == 1 else f"{name}-{seed}")
+        try:
+            config = with_technique(base.model_copy(update={"out": out, "seed": seed}), name, parts)
+            runs.append(_finished(config) or _trained(config, name, progress))
+        except ConfigError as error:
+            return Trial(name, about, refused=str(error))
+    return _summed(name, about, runs)
+
+
+def _summed(name: str, about: str, runs: list[dict[str, Any]]) -> Trial:
+    """The means of runs that differ by their seeds; the largest peaks."""
+    metric = runs[0]["monitor"]
+    scores = [score for run in runs if (score := _score(run, metric)) is not None]
+    moved = [run["bytes_read"] + run["history_bytes_read"] + run["history_bytes_written"] for run in runs]
+    return Trial(
+        name,
+        about,
+        runs[0]["config"]["epochs"],
+        metric,
+        statistics.mean(scores) if scores else None,
+        statistics.stdev(scores) if len(scores) > 1 else None,
+        max(run["peak_rss_bytes"] for run in runs),
+        max(run["peak_cuda_bytes"] for run in runs),
+        statistics.mean(run["seconds_per_epoch"] for run in runs),
+        round(statistics.mean(moved)),
+    )
+
+
+def _score(run: dict[str, Any], metric: str) -> float | None:
+    """The score on test, or on validation where there is none."""
+    found = (run["metrics"].get(split, {}).get(metric) for split in ("test", "val"))
+    return next((score for score in found if score is not None), None)
+
+
+def _finished(config: RunConfig) -> dict[str, Any] | None:
+    """The summary of a run that has these settings and is done, None otherwise."""
+    summary = read_json(config.out / "summary.json", "remove the directory") if config.out.is_dir() else None
+    return summary if summary is not None and summary["config"] == config.model_dump(mode="json") else None
+
+
+def _trained(config: RunConfig, name: str, progress: Progress) -> dict[str, Any]:
+    """Train in a process of its own and return the summary. Raises ConfigError with its message where it is refused."""
+    shutil.rmtree(config.out, ignore_errors=True)
+    config.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=config.out.parent) as folder, open(Path(folder, "said"), "w+") as said:
+        given = Path(folder, "config.json")
+        given.write_text(config.model_dump_json(include=config.model_fields_set))
+        words = [sys.executable, "-m", "ooc", "train", "--config", str(given)]
+        run = subprocess.Popen(words, env=_alone(), stdout=subprocess.DEVNULL, stderr=said)
+        try:
+            while run.poll() is None:
+                progress(name, _epochs_done(config.out), config.epochs, "epochs")
+                time.sleep(_LOOKS)
+        finally:
+            run.terminate()
+            run.wait()
+        if run.returncode:
+            said.seek(0)
+            raise ConfigError(_refusal(said.read(), run.returncode))
+    progress(name, config.epochs, config.epochs, "epochs")
+    summary = read_json(config.out / "summary.json", "remove the directory")
+    assert summary is not None
+    return summary
+
+
+def _alone() -> dict[str, str]:
+    """The environment without what torchrun sets."""
+    return {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+
+
+def _epochs_done(out: Path) -> int:
+    """Epochs whose line is in the run's log."""
+    log = out / "metrics.jsonl"
+    return log.read_bytes().count(b'"val"') if log.exists() else 0
+
+
+def _refusal(said: str, code: int) -> str:
+    """Why a run ended, from what it printed.
+
+    >>> _refusal("ooc: error: no room\\n", 2)
+    'no room'
+    """
+    lines = [line for line in said.splitlines() if line.startswith("ooc: error: ")] or said.splitlines()[-1:]
+    return lines[-1].removeprefix("ooc: error: ") if lines else f"exit code {code}"

@@ -1,0 +1,78 @@
+"""Techniques compared: each trains in a process of its own, is kept, and is in the table or says why not."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ooc
+from ooc.report.comparison import comparison_table, write_comparison
+from ooc.stores.errors import ConfigError
+from ooc.training.comparison import Trial
+from tests.conftest import MakeStore
+from tests.ooc.runs import SMALL
+
+TRIALS = [
+    Trial("plain", "the settings as given", 3, "accuracy", 0.8, 0.01, 500_000_000, 0, 1.5, 2_000_000),
+    Trial("history", "parts", 3, "accuracy", None, None, 400_000_000, 0, 1.0, 1_000_000),
+    Trial("labor", "shared neighbors", refused="labor needs edges"),
+]
+
+
+def test_each_technique_trains_once_and_equals_its_own_run(make_store: MakeStore, tmp_path: Path) -> None:
+    settings = {**SMALL, "store": make_store(), "out": tmp_path / "all", "epochs": 2}
+    seen: list[str] = []
+    trials = ooc.compare(techniques="checkpointing", report=lambda trial: seen.append(trial.technique), **settings)
+    assert seen == [each.technique for each in trials] == ["plain", "checkpointing"]
+    assert trials[0].score == trials[1].score  # the same model, recomputed
+    alone = ooc.train(**{**settings, "out": tmp_path / "alone"})
+    assert trials[0].score == alone["metrics"]["test"][alone["monitor"]]
+    assert all(each.peak_rss_bytes > 50_000_000 and each.seconds > 0 for each in trials)
+
+    before = (tmp_path / "all" / "plain" / "summary.json").stat().st_mtime_ns
+    assert ooc.compare(techniques="checkpointing", **settings) == trials
+    assert (tmp_path / "all" / "plain" / "summary.json").stat().st_mtime_ns == before  # kept
+    assert [Trial(**each) for each in json.loads((tmp_path / "all" / "comparison.json").read_text())] == trials
+
+
+@pytest.mark.slow
+def test_a_technique_that_does_not_fit_says_why_and_the_others_go_on(make_store: MakeStore, tmp_path: Path) -> None:
+    settings = {**SMALL, "store": make_store(), "out": tmp_path / "all", "epochs": 1, "replace": True}
+    plain, labor, bf16 = ooc.compare(techniques=["labor", "bf16"], seeds=2, **settings)
+    assert plain.refused is None is bf16.refused
+    assert plain.deviation is not None
+    assert labor.refused == "replace does not apply to sampler = labor: leave it out"
+
+
+def test_settings_that_cannot_be_compared_are_refused(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store()
+    with pytest.raises(ConfigError, match="not in mode full"):
+        ooc.compare(store=store, out=tmp_path / "a", mode="full")
+    with pytest.raises(ConfigError, match="seeds = 0 is invalid"):
+        ooc.compare(store=store, out=tmp_path / "a", seeds=0)
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_table_and_the_page_hold_every_trial(tmp_path: Path) -> None:
+    table = comparison_table(TRIALS)
+    assert [len(column._cells) for column in table.columns] == [3] * 6
+    page = write_comparison(tmp_path, "a.ooc", TRIALS, 2).read_text()
+    for text in ("0.8000 ± 0.0100", "500 MB", "labor was not tried: labor needs edges", "3 epochs, 2 seeds", "accuracy"):
+        assert text in page, text
+    assert page.count("<svg") == 1
+    assert "<script" not in page
+
+
+@pytest.mark.slow
+def test_the_command_prints_the_table_and_names_an_unknown_technique(make_store: MakeStore, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "ooc", "compare", str(make_store()), "--out", str(tmp_path / "all"), "--hidden", "8"]
+    words += ["--fanout", "3,3", "--batch-size", "8", "--epochs", "1", "--techniques"]
+    done = subprocess.run([*words, "bf16"], capture_output=True, text=True, check=True)
+    assert "technique" in done.stdout
+    assert "bf16" in done.stdout
+    assert (tmp_path / "all" / "comparison.html").exists()
+    wrong = subprocess.run([*words, "magic"], capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert "'magic' is unknown; there are plain" in wrong.stderr
