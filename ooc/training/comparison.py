@@ -59,7 +59,7 @@ class Trial:
 
 
 def compare(
-    config: TrainConfig | Path | str | None = None,
+    config: RunConfig | Path | str | None = None,
     *,
     techniques: str | Sequence[str] | None = None,
     seeds: int = 1,
