@@ -11,12 +11,13 @@ from ooc.config.nodes import TrainConfig
 from ooc.loading.arguments import check_store
 from ooc.planning.run_plan import Plan
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError
-from ooc.stores.sizes import parse_bytes
+from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import loop
 from ooc.training.callbacks import Callback
-from ooc.training.compare_modes import compare
+from ooc.training.compare_modes import CLOSE, compare
 from ooc.training.full_mode import FullPlan
+from ooc.training.technique_that_fits import technique_that_fits
 from ooc.training.watchers import terminal_watcher
 
 BANDWIDTH = "1GB"
@@ -113,4 +114,12 @@ def plan_of(config: RunConfig, nproc: int = 1, bandwidth: int | str = BANDWIDTH)
     if config.leaves_mode_open:
         choice, made = compare(cast(TrainConfig, config))
         return replace(made, choice=choice)
-    return cast("Plan | FullPlan", loop.plan(config, nproc, parse_bytes(bandwidth, "bandwidth")))
+    try:
+        found = cast("Plan | FullPlan", loop.plan(config, nproc, parse_bytes(bandwidth, "bandwidth")))
+    except BudgetError as error:
+        raise BudgetError(f"{error}{technique_that_fits(config)}") from error
+    if isinstance(found, Plan) and found.prediction.peak_rss_bytes > CLOSE * found.budget.memory:
+        enough = format_bytes(found.prediction.peak_rss_bytes)
+        advice = f"The predicted peak is above the memory: give {enough}, or a smaller batch{technique_that_fits(config)}."
+        return replace(found, advice=f"{advice} {found.advice}")
+    return found

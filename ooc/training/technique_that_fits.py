@@ -1,0 +1,44 @@
+"""Which technique against memory would make a plan fit that does not."""
+
+from ooc.config.base import RunConfig
+from ooc.config.nodes import TrainConfig
+from ooc.config.techniques import PLAIN, TECHNIQUES, with_technique
+from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.io.working import scratch_folder
+from ooc.training.compare_modes import CLOSE, COMPARE_SECONDS
+from ooc.training.loop import planning
+from ooc.training.open_run import open_dataset
+
+
+def technique_that_fits(config: RunConfig) -> str:
+    """Return what to add to the message of a plan that does not fit: the first technique that would, or nothing.
+
+    Each technique is composed and profiled briefly, as `ooc plan` does, in the order of `TECHNIQUES`; nothing is left on disk.
+
+    >>> technique_that_fits(TrainConfig(store="papers.ooc", out="run", batch_size=100_000, memory="2GB"))
+    '; or with technique accumulate: `batch_size=25000`, `accumulate=4`'
+    """
+    if not isinstance(config, TrainConfig):
+        return ""
+    with scratch_folder(None, "ooc-plan") as folder, open_dataset(config) as dataset:
+        parts = None if dataset.is_hetero or dataset.graph.parts is None else len(dataset.graph.parts) - 1
+        for name in TECHNIQUES:
+            if name == PLAIN:
+                continue
+            try:
+                made = with_technique(config, name, parts)
+                with planning(made, folder / name, dataset) as mode:
+                    found = mode.predict(COMPARE_SECONDS, variants=False).prediction
+                    fits = found.peak_rss_bytes <= CLOSE * mode.batch_budget.memory
+            except (BudgetError, ConfigError):
+                continue
+            if fits:
+                return f"; or with technique {name}: {_changes(config, made)}"
+    return ""
+
+
+def _changes(config: RunConfig, made: RunConfig) -> str:
+    """The settings that differ, as `name=value`."""
+    names = [name for name in type(made).model_fields if name in made.model_fields_set]
+    changed = {name: getattr(made, name) for name in names if getattr(made, name) != getattr(config, name, None)}
+    return ", ".join(f"`{name}={value}`" for name, value in changed.items())

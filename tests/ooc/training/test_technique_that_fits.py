@@ -1,0 +1,46 @@
+"""A plan that does not fit names a technique with which it would."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import ooc
+from ooc.stores.errors import BudgetError
+from tests.ooc.runs import tight
+
+
+@pytest.mark.slow
+def test_the_technique_that_a_plan_names_fits(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    nodes, edges = 60_000, 900_000
+    data = Data(
+        x=torch.from_numpy(rng.normal(size=(nodes, 64)).astype(np.float32)),
+        y=torch.from_numpy(rng.integers(4, size=nodes)),
+        edge_index=torch.from_numpy(rng.integers(nodes, size=(2, edges))),
+        train_mask=torch.ones(nodes, dtype=torch.bool),
+    )
+    ooc.from_data(data, tmp_path / "store").close()
+    settings = {"store": tmp_path / "store", "out": tmp_path / "run", "mode": "sampled", "fanout": [15, 15]}
+    for hard in ({"hidden": 2048, "batch_size": 20_000}, {"hidden": 256, "batch_size": 60_000}):
+        given = {**settings, **hard, "memory": tight()}
+        found = _named(given)
+        changed = dict(re.findall(r"`(\w+)=([^`]*)`", found))
+        assert changed
+        given = {name: value for name, value in given.items() if changed.get("mode") is None or name != "fanout"}
+        assert ooc.plan(**{**given, **changed}).prediction.peak_rss_bytes <= 1.1 * int(given["memory"])
+    assert not (tmp_path / "run").exists()
+
+
+def _named(settings: dict[str, Any]) -> str:
+    """What the plan says of techniques, in its error where batches do not fit, in its advice where activations do not."""
+    try:
+        said = ooc.plan(**settings).advice
+    except BudgetError as error:
+        said = str(error)
+    assert "; or with technique " in said, said
+    return said.split("; or with technique ")[1]
