@@ -1,6 +1,7 @@
 """The links of a store as (head, relation, tail) of one numbering of nodes: what knowledge graph embeddings are trained on.
 
-Relations are the labels of edges, or the edge types of a heterogeneous store. Nodes of several types stand behind one another.
+Relations are the labels of edges that are classes; each edge type has its own, and one that has no such labels is
+one relation. Nodes of several types stand behind one another.
 """
 
 from collections.abc import Iterator
@@ -31,8 +32,9 @@ _FORGOTTEN = 4
 
 
 @dataclass(frozen=True)
-class _Edges:
-    """The edges of one type, and what their numbers begin with."""
+class RelationPart:
+    """The edges of one type, and what the numbers of their ends and relations begin with. labelled: whether its labels are
+    relations."""
 
     key: EdgeKey
     edges: EdgeSet
@@ -70,11 +72,11 @@ class RelationLinks:
                     self.first[name], total = total, total + dataset.nodes(name).num_nodes
         self.num_nodes = total
         self.num_relations = 0
-        self.parts: list[_Edges] = []
+        self.parts: list[RelationPart] = []
         for key in keys:
             edges = dataset.edges(key)
-            labelled = relations and len(keys) == 1 and edges.task == "multiclass"
-            own = _Edges(key, edges, self.first[key[0]], self.first[key[2]], self.num_relations, labelled)
+            labelled = relations and edges.task in ("binary", "multiclass")
+            own = RelationPart(key, edges, self.first[key[0]], self.first[key[2]], self.num_relations, labelled)
             self.parts.append(own)
             self.num_relations += 0 if not relations else edges.num_classes or 1 if labelled else 1
         if not self.num_edges:
@@ -134,7 +136,7 @@ class RelationLinks:
             memory: Bytes of the process's memory, of which labels may take a share.
         """
         for number, part in enumerate(self.parts):
-            label = _labels(part, self.num_relations, memory // EDGE_LABELS_SHARE) if part.labelled else None
+            label = _labels(part, memory // EDGE_LABELS_SHARE) if part.labelled else None
             first = 0
             for source, target in _scanned(part.edges):
                 slot = np.arange(first, first + len(source))
@@ -144,13 +146,13 @@ class RelationLinks:
                     slot, source, target = slot[some], source[some], target[some]
                 yield source + part.head, self._relations(part, slot, label), target + part.tail
 
-    def _relations(self, part: _Edges, slot: Ids, label: NDArray[Any] | None) -> Ids:
+    def _relations(self, part: RelationPart, slot: Ids, label: NDArray[Any] | None) -> Ids:
         if label is None:
             return np.full(len(slot), part.relation)
         found = np.asarray(label[part.edges.graph.edge_ids(slot)]).astype(np.int64)
         if len(found) and found.min() < 0:
             raise ConfigError(f"{self.dataset.path} has an edge without a label, its relation: give every edge one")
-        return found
+        return found + part.relation
 
 
 class RelationSplit:
@@ -218,11 +220,11 @@ def _scanned(edges: EdgeSet) -> Iterator[tuple[Ids, Ids]]:
     edges.graph.forget()
 
 
-def _labels(part: _Edges, relations: int, room: int) -> NDArray[Any]:
+def _labels(part: RelationPart, room: int) -> NDArray[Any]:
     """The labels by edge id: in memory, as small as they can be, if they take `room` bytes at most."""
     mapped = part.edges.labels
     assert mapped is not None
-    kind = np.min_scalar_type(-max(1, relations))
+    kind = np.min_scalar_type(-max(1, part.edges.num_classes or 1))
     if len(mapped) * kind.itemsize > room:
         return mapped
     return np.asarray(mapped).astype(kind)

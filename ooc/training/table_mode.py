@@ -210,7 +210,9 @@ class TableMode(Mode):
             )
             place += f"at a time; an epoch exchanges {beta_swaps(p, c):,} (no order less than {least_swaps(p, c):,})"
         counts = ", ".join(f"{self._count(name):,} of {name}" for name in self.split.names)
-        found = [*super().notes(), f"{own}, {place}", f"links: {counts}"]
+        kinds = self.links.num_relations
+        links = f"links: {counts}" + (f"; {kinds:,} relation{'s' * (kinds > 1)}" if kinds else "")
+        found = [*super().notes(), f"{own}, {place}", links]
         if self.config.eval_candidates is not None:
             found.append(f"scores are estimates: ranks among {self.config.eval_candidates:,} random candidates, not among all")
         return found

@@ -8,7 +8,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ooc.layerwise.filtered_ranks import RowTable
-from ooc.loading.relation_links import RelationLinks
+from ooc.loading.relation_links import RelationLinks, RelationPart
 from ooc.models.link_scores import LinkScorer
 from ooc.sampling.hetero_neighbor import edge_name
 from ooc.stores.arrays.rows import AnyArray, Ids
@@ -65,7 +65,7 @@ class TrainedTable:
         parts = self.links.parts
         if not self.scorer.num_relations:
             return None
-        return parts[0].edges.class_names if len(parts) == 1 else [edge_name(part.key) for part in parts]
+        return parts[0].edges.class_names if len(parts) == 1 else [name for part in parts for name in _names_of(part)]
 
     def first_of(self, node_type: str | None) -> tuple[str, int]:
         """(the type, the number of its first node). Raises ConfigError where it is not said, or has no rows."""
@@ -82,3 +82,12 @@ class TrainedTable:
         if len(ends) == self.links.num_nodes:
             return None
         return lambda ids: (ids >= ends.start) & (ids < ends.stop)
+
+
+def _names_of(part: RelationPart) -> list[str]:
+    """Names of the relations of an edge type, of a store with several."""
+    name, edges = edge_name(part.key), part.edges
+    if not part.labelled:
+        return [name]
+    classes = edges.class_names or []
+    return [f"{name}={classes[i] if i < len(classes) else i}" for i in range(edges.num_classes or 1)]

@@ -9,9 +9,13 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 import ooc
+from ooc.layerwise.filtered_ranks import TableInOrder
 from ooc.loading.relation_links import RelationLinks, RelationSplit
+from ooc.models.link_scores import make_scorer
+from ooc.stores.arrays.rows import ArrayRows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
+from ooc.training.trained_table import TrainedTable
 
 N, E = 50, 400
 
@@ -80,3 +84,34 @@ def test_edge_types_are_relations_and_types_stand_behind_one_another(tmp_path: P
             RelationLinks(ds, None, relations=False)
         with pytest.raises(ConfigError, match="no such edge type"):
             RelationLinks(ds, "buys", relations=False)
+
+
+def test_two_labels_are_two_relations(tmp_path: Path) -> None:
+    data = Data(num_nodes=4, edge_index=torch.tensor([[0, 1, 2], [1, 2, 3]]), edge_y=torch.tensor([1, 0, 1]))
+    ooc.from_data(data, tmp_path / "s.ooc").close()
+    with Dataset.open(tmp_path / "s.ooc") as ds:
+        links = RelationLinks(ds, None, relations=True)
+        assert links.num_relations == 2
+        assert gathered(links.pieces()) == [(0, 1, 1), (1, 0, 2), (2, 1, 3)]
+
+
+def test_labels_of_several_edge_types_are_relations_of_each(tmp_path: Path) -> None:
+    data = HeteroData()
+    data["user"].num_nodes, data["item"].num_nodes = 3, 4
+    data["user", "rates", "item"].edge_index = torch.tensor([[0, 1, 2], [3, 1, 0]])
+    data["user", "rates", "item"].edge_y = torch.tensor([2, 0, 1])
+    data["user", "knows", "user"].edge_index = torch.tensor([[0, 1], [1, 2]])
+    ooc.from_data(data, tmp_path / "s.ooc").close()
+    with Dataset.open(tmp_path / "s.ooc") as ds:
+        links = RelationLinks(ds, None, relations=True)
+        rates, knows = ((p.relation, p.head, p.tail) for p in sorted(links.parts, key=lambda part: part.key[1] == "knows"))
+        assert links.num_relations == 4
+        expected = [(h + rates[1], r + rates[0], t + rates[2]) for h, r, t in ((0, 2, 3), (1, 0, 1), (2, 1, 0))]
+        expected += [(h + knows[1], knows[0], t + knows[2]) for h, t in ((0, 1), (1, 2))]
+        assert {r for _, r, _ in expected} == {0, 1, 2, 3}
+        assert gathered(links.pieces()) == sorted(expected)
+        trained = TrainedTable(ds, links, make_scorer("distmult", 4, 4), TableInOrder(ArrayRows(np.zeros((7, 4), np.float32))))
+        names = trained.relation_names
+        assert names is not None
+        assert [names[rates[0] + i] for i in range(3)] == [f"user:rates:item={i}" for i in range(3)]
+        assert names[knows[0]] == "user:knows:user"
