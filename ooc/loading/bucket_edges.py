@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,7 +24,8 @@ from ooc.stores.io.atomic import disk_errors, partial_path, publish, write_file
 from ooc.stores.io.pages import PAGE_BYTES, PageFile, page_buffer
 from ooc.stores.jit import kernel
 
-DATA, OFFSETS, ABOUT = "edges.bin", "offsets.npy", "edges.json"
+DATA, OFFSETS, CHECKSUMS, ABOUT = "edges.bin", "offsets.npy", "checksums.npy", "edges.json"
+_AGAIN = "remove it, and the run sorts its edges again"
 PART_EDGES = 2**20
 """edges of a part on average, at most"""
 Ints = NDArray[np.int64]
@@ -70,10 +72,9 @@ class BucketEdges:
     array([[0, 1, 7]], dtype=int32)
     """
 
-    def __init__(self, path: Path, shape: EdgeShape, offsets: Ints) -> None:
-        self.path, self.shape, self._offsets = path, shape, offsets
-        nbytes = int(offsets[-1]) * shape.edge_bytes
-        self._file = PageFile(path / DATA, -(-nbytes // PAGE_BYTES) * PAGE_BYTES)
+    def __init__(self, path: Path, shape: EdgeShape, offsets: Ints, checksums: NDArray[np.uint32]) -> None:
+        self.path, self.shape, self._offsets, self._checksums = path, shape, offsets, checksums
+        self._file = PageFile(path / DATA, _padded(int(offsets[-1]) * shape.edge_bytes))
         self.bytes_read = 0
 
     @classmethod
@@ -95,27 +96,32 @@ class BucketEdges:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         try:
-            offsets = _write_sorted(partial, shape, pieces, seed, room)
+            offsets, checksums = _write_sorted(partial, shape, pieces, seed, room)
             about = {"nodes": shape.nodes, "edges": shape.edges, "buckets": shape.buckets, "relations": shape.relations}
             write_file(partial / ABOUT, json.dumps(about).encode() + b"\n")
             with disk_errors(path):
                 np.save(partial / OFFSETS, offsets)
+                np.save(partial / CHECKSUMS, checksums)
             publish(partial, path)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        return cls(path, shape, offsets)
+        return cls(path, shape, offsets, checksums)
 
     @classmethod
     def open(cls, path: Path, shape: EdgeShape) -> Self:
         """Open edges that were sorted. Raises StoreError if they are damaged, or others."""
         try:
-            about, offsets = json.loads((path / ABOUT).read_bytes()), np.load(path / OFFSETS)
+            about = json.loads((path / ABOUT).read_bytes())
+            offsets, checksums = np.load(path / OFFSETS), np.load(path / CHECKSUMS)
+            size = (path / DATA).stat().st_size
         except (ValueError, OSError) as error:
-            raise StoreError(f"{path} cannot be read ({error}): remove it, and the run sorts its edges again") from None
+            raise StoreError(f"{path} cannot be read ({error}): {_AGAIN}") from None
         if about != {"nodes": shape.nodes, "edges": shape.edges, "buckets": shape.buckets, "relations": shape.relations}:
-            raise StoreError(f"{path} is of other edges than the run's: remove it, and the run sorts its edges again")
-        return cls(path, shape, offsets)
+            raise StoreError(f"{path} is of other edges than the run's: {_AGAIN}")
+        if size != _padded(int(offsets[-1]) * shape.edge_bytes):
+            raise StoreError(f"{path / DATA} was cut or changed: remove {path}, and the run sorts its edges again")
+        return cls(path, shape, offsets, checksums)
 
     def counts(self) -> Ints:
         """Edges by (bucket of the source, bucket of the destination, part), int64 [p, p, parts]."""
@@ -127,7 +133,11 @@ class BucketEdges:
         return int(np.diff(self._offsets).max(initial=0))
 
     def read(self, source: int, destination: int, part: int) -> Edges:
-        """The edges of a part of a pair of buckets, in the order of the input. Raises StoreError if the disk fails."""
+        """The edges of a part of a pair of buckets, in the order of the input.
+
+        Raises:
+            StoreError: The disk fails, or the bytes are not those that were written.
+        """
         block = (source * self.shape.buckets + destination) * self.shape.parts + part
         first, last = (int(at) * self.shape.edge_bytes for at in self._offsets[block : block + 2])
         begin, end = first // PAGE_BYTES * PAGE_BYTES, -(-last // PAGE_BYTES) * PAGE_BYTES
@@ -135,7 +145,10 @@ class BucketEdges:
         if end > begin:
             self._file.load(begin, buffer)
         self.bytes_read += end - begin
-        return buffer[first - begin : last - begin].view(self.shape.dtype).reshape(-1, self.shape.columns)
+        found = buffer[first - begin : last - begin]
+        if google_crc32c.value(found) != self._checksums[block]:
+            raise StoreError(f"{self.path / DATA} is damaged: remove {self.path}, and the run sorts its edges again")
+        return found.view(self.shape.dtype).reshape(-1, self.shape.columns)
 
     def close(self) -> None:
         """Close the file; idempotent."""
@@ -147,23 +160,40 @@ def shuffled(edges: Edges, seed: int, epoch: int, block: int) -> Edges:
     return edges[KeyedPermutation(len(edges), numbered(key(seed, Purpose.SHUFFLE, epoch, 1), 1 + block))[:]]
 
 
-def _write_sorted(folder: Path, shape: EdgeShape, pieces: Iterator[Piece], seed: int, room: int) -> Ints:
-    """Write `DATA`, padded to a page; where each block begins, int64[blocks + 1]."""
+def _write_sorted(
+    folder: Path, shape: EdgeShape, pieces: Iterator[Piece], seed: int, room: int
+) -> tuple[Ints, NDArray[np.uint32]]:
+    """Write `DATA`, padded to a page; where each block begins, int64[blocks + 1], and the checksum of each, uint32[blocks]."""
     low_bits = max(1, shape.edges.bit_length())
     blocks = shape.buckets**2 * shape.parts
     columns = {str(i): shape.dtype for i in range(shape.columns)}
-    counts = np.zeros(blocks, np.int64)
+    counts, checksums = np.zeros(blocks, np.int64), np.zeros(blocks, np.uint32)
     sizes = {"count": shape.edges, "bits": low_bits + max(1, (blocks - 1).bit_length()), "low_bits": low_bits}
     keyed = _keyed(pieces, shape, np.uint64(key(seed, Purpose.BUCKETS, 0, 1)), low_bits)
     with disk_errors(folder / DATA), (folder / DATA).open("wb") as file:
         for keys, values in sorted_by_key(keyed, columns, **sizes, room=room, spill=folder / "spill"):
-            counts += np.bincount(keys >> low_bits, minlength=blocks)
-            file.write(np.stack([values[name] for name in columns], 1).data)
+            own = np.bincount(keys >> low_bits, minlength=blocks)
+            edges = np.stack([values[name] for name in columns], 1)
+            _extend(checksums, own, edges)
+            counts += own
+            file.write(edges.data)
         file.write(b"\0" * (-file.tell() % PAGE_BYTES))
         file.flush()
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return np.concatenate([[0], np.cumsum(counts)])
+    return np.concatenate([[0], np.cumsum(counts)]), checksums
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def _extend(checksums: NDArray[np.uint32], counts: Ints, edges: Edges) -> None:
+    """Extend the checksums of blocks by `edges`, which have so many of each block, in order of these."""
+    end = np.cumsum(counts)
+    for block in np.flatnonzero(counts).tolist():
+        part = edges[end[block] - counts[block] : end[block]]
+        checksums[block] = google_crc32c.extend(int(checksums[block]), part.reshape(-1).view(np.uint8))
 
 
 def _keyed(pieces: Iterator[Piece], shape: EdgeShape, stream: np.uint64, low_bits: int) -> Iterator[Any]:

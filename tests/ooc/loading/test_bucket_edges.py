@@ -49,7 +49,7 @@ def test_every_edge_is_in_one_part_of_its_pair(
                     assert sorted(map(tuple, together.tolist())) == sorted(map(tuple, own.tolist()))
                     if shape.parts == 1:
                         assert (together == own).all(), "in the order of the input"
-    assert sorted(each.name for each in path.iterdir()) == ["edges.bin", "edges.json", "offsets.npy"]
+    assert sorted(each.name for each in path.iterdir()) == ["checksums.npy", "edges.bin", "edges.json", "offsets.npy"]
 
 
 def test_parts_are_even_and_an_epoch_shuffles_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_others_and_damaged_ones_are_refused(tmp_path: Path) -> None:
         BucketEdges.open(tmp_path / "edges", EdgeShape(50, 500, 2, False))
     with (tmp_path / "edges" / DATA).open("ab") as file:
         file.write(b"x")
-    with pytest.raises(StoreError, match=r"edges\.bin holds"):
+    with pytest.raises(StoreError, match=r"edges\.bin was cut"):
         BucketEdges.open(tmp_path / "edges", shape)
     (tmp_path / "edges" / ABOUT).write_text("{")
     with pytest.raises(StoreError, match="sorts its edges again"):
@@ -95,3 +95,17 @@ def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="a damaged slot"):
         BucketEdges.sort(tmp_path / "edges", EdgeShape(50, 10**7, 3, False), failing(), 0, 10**4)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["edges.bin", "offsets.npy", "checksums.npy"])
+def test_damaged_or_cut_edges_are_named(tmp_path: Path, name: str) -> None:
+    shape, path = EdgeShape(100, 3000, 2, True), tmp_path / "edges"
+    BucketEdges.sort(path, shape, pieces(drawn(100, 3000, True)), 3, 10**4).close()
+    kept = (path / name).read_bytes()
+    (path / name).write_bytes(kept[:4096] if name == DATA else kept[:60])
+    with pytest.raises(StoreError, match=r"edges.*: remove .*, and the run sorts its edges again"):
+        BucketEdges.open(path, shape)
+    if name == DATA:
+        (path / name).write_bytes(bytes([kept[0] ^ 64]) + kept[1:])
+        with closing(BucketEdges.open(path, shape)) as edges, pytest.raises(StoreError, match="damaged: remove"):
+            edges.read(0, 0, 0)
