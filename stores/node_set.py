@@ -293,12 +293,13 @@ def _node_rows(place: Place, name: str, node_type: NodeType, engine: str, verify
     """Open a node array, including appended rows."""
     array = names.node_array(name, node_type.name)
     rows = open_zarr_rows(place.group(array), array, engine, verify_reads)
-    if place.view is None or not (place.view / delta_array(name, DELTA_VALUES) / "zarr.json").exists():
+    values = delta_array(name, DELTA_VALUES, node_type.name)
+    if place.view is None or not (place.view / values / "zarr.json").exists():
         return rows
     try:
-        path, nodes = delta_array(name, DELTA_ROWS), node_type.count
+        path, nodes = delta_array(name, DELTA_ROWS, node_type.name), node_type.count
         row = whole(open_zarr_rows(place.view, path, engine="mmap"), ascending(place.view / path, 0, nodes - 1))
-        new = open_zarr_rows(place.view, delta_array(name, DELTA_VALUES), engine, verify_reads)
+        new = open_zarr_rows(place.view, values, engine, verify_reads)
         _check_new(place.view / path, row, new, rows.shape[0], nodes)
         return DeltaRows(rows, new, row, nodes)
     except BaseException:
@@ -331,10 +332,11 @@ def _open_ids(place: Place, node_type: NodeType) -> AnyIds | None:
     if remote is not None:
         return FetchedIds(remote, names.IDS, kind, node_type.name, place.base.fingerprints.get(names.IDS))
     ids = IdMap(place.root / names.IDS, kind, node_type.name)
-    if place.view is None or not (place.view / names.IDS).exists():
+    appended = place.appended.of(node_type.name if place.manifest.is_hetero else "").nodes
+    if place.view is None or not appended:
         return ids
     try:
-        return GrownIds(ids, IdMap(place.view / names.IDS, kind), node_type.count - place.appended.nodes)
+        return GrownIds(ids, IdMap(place.view / names.IDS, kind, node_type.name), node_type.count - appended)
     except BaseException:
         ids.close()
         raise

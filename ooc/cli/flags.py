@@ -240,6 +240,6 @@ _BY_TYPE = (
     *("edges", "src", "dst", "weight", "time", "edge_features", "edge_label", "edge_split"),
 )
 """flags that are repeated for several types: `ooc.stores.ingest.spec.BY_NODE_TYPE` and `BY_EDGE_TYPE`"""
+INGEST = [flag._replace(repeat=True) if flag.name in _BY_TYPE else flag for flag in INGEST]
 APPEND = [flag for flag in INGEST if flag.name in [*_APPENDED.split(), "labels", "memory"]]
 """the ingest flags that an append has: `ooc.stores.growth.spec.FIELDS`"""
-INGEST = [flag._replace(repeat=True) if flag.name in _BY_TYPE else flag for flag in INGEST]

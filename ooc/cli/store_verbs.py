@@ -107,6 +107,7 @@ def join(
     epilog="""
     ooc append papers.ooc --edges new.parquet
     ooc append papers.ooc --edges new.parquet --nodes new_nodes.parquet --x-cols 'f*' --label y
+    ooc append shop.ooc --nodes user=new.parquet --edges user:visits:item=visits.parquet
     """,
 )
 @with_flags(APPEND, topics.INGEST)
@@ -255,12 +256,14 @@ def _lines_of_graph(fields: dict[str, Any]) -> list[str]:
         *([f"  parts        {_parts(fields['partition'])}"] if fields.get("partition") else []),
         *([f"  events       {fields['time']['events']:,}, {_time(fields['time'])}"] if fields.get("time") else []),
         *(["  order        by degree, the sources of most edges first"] if fields["order"] == "degree" else []),
-        *(
-            [f"  appended     {_appended(fields['appended'])}; not counted above, see `ooc compact`"]
-            if fields["appends"]
-            else []
-        ),
+        *_line_of_appends(fields),
     ]
+
+
+def _line_of_appends(fields: dict[str, Any]) -> list[str]:
+    if not fields["appends"]:
+        return []
+    return [f"  appended     {_appended(fields['appended'])}; not counted above, see `ooc compact`"]
 
 
 def _lines_of_types(fields: dict[str, Any]) -> list[str]:
@@ -276,7 +279,7 @@ def _lines_of_types(fields: dict[str, Any]) -> list[str]:
         parts = [f"{own['count']:,} edges", _directions(own), *([f"times in {own['time']['unit']}"] if own.get("time") else [])]
         parts += _of_labels(own)
         lines.append(f"    {_shown(own):<{width}} " + ", ".join([*parts, *([f"reverse of {':'.join(back)}"] if back else [])]))
-    return lines
+    return lines + _line_of_appends(fields)
 
 
 def _of_labels(own: dict[str, Any]) -> list[str]:

@@ -23,6 +23,8 @@ Pieces = Callable[[], Iterator[tuple[Ids, Ids]]]
 """() -> the two ends of links, int64[k] each, piece by piece, the same ones each time"""
 _ENTRIES_AT_ONCE = 2**22
 """neighbors whose rows are added up at a time"""
+_CACHED_BYTES = 2**20
+"""of the sums of nodes that are worked on at a time"""
 
 
 class SymmetricAdjacency:
@@ -79,18 +81,30 @@ class SymmetricAdjacency:
         """The neighbors that `of` has written to `path`."""
         return cls(indptr, np.memmap(path, np.int32 if len(indptr) - 1 <= 2**31 else np.int64, "r"))
 
-    def apply(self, rows: Tensor) -> Tensor:
-        """One layer: the weighted sum of each node's neighbors' rows. float32[N, c] gives float32[N, c].
+    def scaled(self, rows: Tensor) -> Tensor:
+        """Return the rows times their nodes' 1 / sqrt(degree), which are what neighbors add up. float32[N, c], as it gets."""
+        return rows * self._weight
 
-        Each number is one sum in the order of the neighbors, so columns may be given some at a time.
+    def add_layer(self, scaled: Tensor, total: Tensor, following: Tensor) -> None:
+        """Add each node's weighted sum of its neighbors' rows to `total`, and write it, scaled, to `following`.
+
+        Each number is one sum in the order of the neighbors, so columns may be given some at a time. A range of nodes is done
+        with while its sums are in the processor's cache: an array of all sums would cost a third of the time (measured).
+
+        Args:
+            scaled: The neighbors' rows, as `scaled` returns them, float32[N, c].
+            total: Is added to, float32[N, c].
+            following: Is written, float32[N, c]: the next layer's `scaled`.
         """
-        scaled, out = rows * self._weight, torch.empty_like(rows)
-        for first, stop in _ranges(self.indptr, _ENTRIES_AT_ONCE):
+        most = max(1, _CACHED_BYTES // (4 * max(1, scaled.shape[1])))
+        for first, stop in _ranges(self.indptr, _ENTRIES_AT_ONCE, most):
             begin, end = int(self.indptr[first]), int(self.indptr[stop])
-            neighbor = torch.from_numpy(np.array(self.neighbor[begin:end]))
+            piece = self.neighbor[begin:end]
+            neighbor = torch.from_numpy(np.array(piece) if isinstance(piece, np.memmap) else piece)
             place = torch.from_numpy((self.indptr[first : stop + 1] - begin).astype(self.neighbor.dtype, copy=False))
-            torch.mul(bag_sum(neighbor, scaled, place, None), self._weight[first:stop], out=out[first:stop])
-        return out
+            sums, weight = bag_sum(neighbor, scaled, place, None), self._weight[first:stop]
+            total[first:stop] += sums.mul_(weight)
+            torch.mul(sums, weight, out=following[first:stop])
 
 
 def propagate(adjacency: SymmetricAdjacency, rows: Tensor, layers: int) -> Tensor:
@@ -99,10 +113,11 @@ def propagate(adjacency: SymmetricAdjacency, rows: Tensor, layers: int) -> Tenso
     >>> propagate(adjacency, torch.eye(70839), layers=2)  # the matrix of propagation
     """
     with torch.no_grad():
-        total, last = rows.clone(), rows
+        total, scaled = rows.clone(), adjacency.scaled(rows)
+        following = torch.empty_like(scaled)
         for _ in range(layers):
-            last = adjacency.apply(last)
-            total += last
+            adjacency.add_layer(scaled, total, following)
+            scaled, following = following, scaled
         return total.div_(layers + 1)
 
 
@@ -122,11 +137,12 @@ class Propagate(torch.autograd.Function):
         return propagate(ctx.adjacency, gradient[0].contiguous(), ctx.layers), None, None
 
 
-def _ranges(indptr: Ids, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of nodes with at most so many neighbors together, or of one node."""
+def _ranges(indptr: Ids, most: int, nodes: int = 2**62) -> Iterator[tuple[int, int]]:
+    """Ranges of at most so many nodes, which have at most `most` neighbors together, or of one node."""
     first, count = 0, len(indptr) - 1
     while first < count:
         stop = max(first + 1, int(np.searchsorted(indptr, indptr[first] + most, side="right")) - 1)
+        stop = min(stop, first + nodes)
         yield first, stop
         first = stop
 

@@ -10,7 +10,7 @@ from ooc.stores.errors import ConfigError
 from ooc.stores.growth import append as growth
 from ooc.stores.growth.append import AppendResult
 from ooc.stores.growth.resplit import SplitResult, resplit
-from ooc.stores.growth.spec import AppendSpec
+from ooc.stores.growth.spec import append_spec_of
 from ooc.stores.ingest.duck import Progress, silent
 from ooc.stores.ingest.spec import parse_shares
 from ooc.stores.io.remote.url import refuse_url
@@ -44,7 +44,8 @@ def append(
 ) -> AppendResult:
     """Add edges, nodes, or rows of existing nodes to a store, in one transaction; the next reader sees them.
 
-    Time and disk space are proportional to what is added. Killed, it has no effect. `ooc.compact` merges what was added.
+    Time and disk space are proportional to what is added. Killed, it has no effect. `ooc.compact` merges what was added. To a
+    heterogeneous store, `edges`, `nodes` and what is of one type are given by type, as of `ooc.ingest`.
 
     Args:
         store: The store's path, or a data set.
@@ -71,10 +72,12 @@ def append(
 
     >>> ooc.append("papers.ooc", edges="new.parquet", nodes="new_papers.parquet", x_cols="f*").appended.edges
     1000000
+    >>> ooc.append("shop.ooc", nodes={"user": "new.parquet"}, edges={("user", "visits", "item"): "visits.parquet"})
     """
     given = {name: value for name, value in locals().items() if name not in ("store", "progress")}
     with staged(given) as settings:
-        return growth.append(parse(AppendSpec, {"out": refuse_url(store, "appended to"), **settings}), progress or silent)
+        spec = append_spec_of({"out": refuse_url(store, "appended to"), **settings}, parse)
+        return growth.append(spec, progress or silent)
 
 
 def split(

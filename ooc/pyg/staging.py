@@ -11,7 +11,7 @@ import numpy as np
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.ingest.arrays import save_arrays
 from ooc.stores.ingest.spec import BY_EDGE_TYPE, BY_NODE_TYPE
-from ooc.stores.ingest.typed_spec import is_typed
+from ooc.stores.ingest.typed_spec import has_types, is_typed
 from ooc.stores.io.working import scratch_folder
 
 _TYPED = (*BY_NODE_TYPE, *BY_EDGE_TYPE)
@@ -34,7 +34,7 @@ def staged(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 made.append(stack.enter_context(scratch_folder(None, "ooc-arrays")))
             return made[0]
 
-        typed = is_typed(arguments.get("edges"))
+        typed = is_typed(arguments.get("edges")) or (arguments.get("edges") is None and has_types(arguments.get("nodes")))
         settings = {
             name: _by_type(name, value, folder) if typed and name in _TYPED else _as_setting(name, value, folder)
             for name, value in arguments.items()

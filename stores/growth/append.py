@@ -3,31 +3,21 @@
 import shutil
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-
-from ooc.stores import manifest as names
-from ooc.stores.arrays.encoding import encoding_of
-from ooc.stores.arrays.rows import AnyArray
-from ooc.stores.arrays.zarr_rows import open_zarr_rows
-from ooc.stores.errors import ConfigError, InputError
-from ooc.stores.growth.delta import EDGES, FEATURE, Appended, Appending, appending, record_rows
-from ooc.stores.growth.new_edge_labels import NewEdgeLabels
-from ooc.stores.growth.newnodes import NewNodes, stage_features
-from ooc.stores.growth.sorting import Column
-from ooc.stores.growth.spec import AppendSpec
+from ooc.stores.errors import ConfigError
+from ooc.stores.growth.delta import Appended, Appending, appending, total_of
+from ooc.stores.growth.newedges import NewEdges
+from ooc.stores.growth.newnodes import NewNodes
+from ooc.stores.growth.parts import EdgePart, NodePart, edge_parts, node_parts, stage_of
+from ooc.stores.growth.spec import AppendSpec, TypedAppend
 from ooc.stores.growth.versions import alone
 from ooc.stores.ingest.datasets import gather
 from ooc.stores.ingest.duck import Duck, Progress, silent
-from ooc.stores.ingest.edge_features import rows_of
-from ooc.stores.ingest.ids import EdgeColumns
 from ooc.stores.ingest.inputs import Inputs
-from ooc.stores.ingest.times import TimeColumn, time_column
-from ooc.stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, version_of
+from ooc.stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, show_edge_type, version_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +31,7 @@ class AppendResult:
     """possible mistakes, one line each"""
 
 
-def append(spec: AppendSpec, progress: Progress = silent) -> AppendResult:
+def append(spec: AppendSpec | TypedAppend, progress: Progress = silent) -> AppendResult:
     """Append to the store `spec.out`; durable when it returns, without effect if it raises or is killed.
 
     Time and disk space are proportional to what is added; memory stays within `spec.memory`. The next reader sees it, and
@@ -63,6 +53,9 @@ def append(spec: AppendSpec, progress: Progress = silent) -> AppendResult:
         root, stage = arrays_of(path, version), path / VERSIONS / "append.partial"
         manifest = read_manifest(root)
         refuse(path, manifest)
+        if manifest.is_hetero != isinstance(spec, TypedAppend):
+            how = "by type, as in user:visits:item=FILES" if manifest.is_hetero else "without types"
+            raise ConfigError(f"{path} is {'' if manifest.is_hetero else 'not '}heterogeneous: give `edges` and `nodes` {how}")
         shutil.rmtree(stage, ignore_errors=True)
         try:
             stage.mkdir()
@@ -79,126 +72,96 @@ def append(spec: AppendSpec, progress: Progress = silent) -> AppendResult:
 def refuse(path: Path, manifest: Manifest) -> None:
     """Raise ConfigError for a store that cannot grow and keep its properties."""
     why = None
-    if manifest.is_hetero:
-        why = "is heterogeneous"
-    elif manifest.graphs is not None:
-        why = f"holds {manifest.graphs.count:,} graphs, and an append adds to one"
+    if manifest.graphs is not None:
+        why = f"it holds {manifest.graphs.count:,} graphs, and an append adds to one"
     elif manifest.partition is not None:
-        why = f"numbers its nodes by {manifest.partition.parts} parts of the graph, which new edges change"
+        why = f"it numbers its nodes by {manifest.partition.parts} parts of the graph, which new edges change"
     elif manifest.order != "input":
-        why = f"numbers its nodes by {manifest.order}, which new edges change"
-    elif manifest.input is not None and manifest.input.drop_duplicates:
-        why = "holds each edge once, and whether a new one is there already only an ingest finds out"
-    elif set(manifest.columns) <= {"weight"}:
-        why = "has no ids of edges, which were left out when it was ingested (`edge_ids`)"
-    elif "edge_id" not in manifest.columns or set(manifest.columns) - {"edge_id", "weight", "time"}:
-        why = f"has the edge columns {', '.join(manifest.columns) or 'none'}, not those of an ingest"
-    elif manifest.time is None and manifest.edge_types[0].arrays:
-        why = f"has edge features ({', '.join(manifest.edge_types[0].arrays)}) and no times"
+        why = f"it numbers its nodes by {manifest.order}, which new edges change"
+    for part in edge_parts(manifest).values():
+        if why is None and (found := _why_not(part, manifest)):
+            why = f"{f'its edge type {part.prefix}' if part.prefix else 'it'} {found}"
     if why:
-        raise ConfigError(f"nothing can be appended to {path}: it {why}; ingest everything anew")
+        raise ConfigError(f"nothing can be appended to {path}: {why}; ingest everything anew")
+
+
+def _why_not(part: EdgePart, manifest: Manifest) -> str | None:
+    """Why edges of a type cannot grow; None where they can."""
+    columns = set(part.type.columns if part.prefix else manifest.columns)
+    if part.input is not None and part.input.drop_duplicates:
+        return "holds each edge once, and whether a new one is there already only an ingest finds out"
+    if columns <= {"weight"}:
+        return "has no ids of edges, which were left out when it was ingested (`edge_ids`)"
+    if part.prefix and "time" in columns:
+        return "has times"
+    if "edge_id" not in columns or columns - {"edge_id", "weight", "time"}:
+        return f"has the edge columns {', '.join(sorted(columns)) or 'none'}, not those of an ingest"
+    if part.time is None and part.type.arrays:
+        return f"has edge features ({', '.join(part.type.arrays)}) and no times"
+    if any(own.arrays or own.task or own.splits for own in map(manifest.edge_type, part.reverses)):
+        return "is in the store in the other direction too, with values of its own"
+    return None
 
 
 class _Append:
     """One append."""
 
     def __init__(
-        self, spec: AppendSpec, root: Path, manifest: Manifest, duck: Duck, delta: Appending, stage: Path, progress: Progress
+        self,
+        spec: AppendSpec | TypedAppend,
+        root: Path,
+        manifest: Manifest,
+        duck: Duck,
+        delta: Appending,
+        stage: Path,
+        progress: Progress,
     ) -> None:
         self.spec, self.root, self.manifest, self.duck, self.delta = spec, root, manifest, duck, delta
         self.stage, self.progress = stage, progress
+        self._gathered: list[tuple[AppendSpec, Inputs]] = []
 
     def run(self) -> Appended:
-        inputs = gather(self.spec, self.duck, self.stage, None, self.progress)
-        columns = None if self.spec.edges is None else self._columns(inputs)
-        with closing(NewNodes(self.spec, self.root, self.manifest, self.duck, self.delta, self.stage, inputs)) as new:
-            if columns is not None:
-                new.look_at_edges(columns)
-            new.settle()
-            counts = Appended() if columns is None else self._edges(columns, new)
-            rows = new.write(None if columns is None else columns.time)
-        return self.delta.finish(replace(counts, nodes=new.count, rows=rows))
+        parts, done = node_parts(self.manifest), {}
+        with ExitStack() as opened:
+            new = {name: opened.enter_context(closing(self._nodes(parts[name]))) for name in self._node_types()}
+            edges = [self._edges(part, new) for key, part in edge_parts(self.manifest).items() if key in self.spec.of_edges]
+            ends = [end for each in edges for end in each.ends()]
+            for nodes in new.values():
+                nodes.settle([end for of, end in ends if of is nodes])
+            for each in edges:
+                done[each.part.prefix] = each.write()
+            time = next((each.columns.time for each in edges), None)
+            for nodes in new.values():
+                counts = done.get(nodes.part.prefix, Appended())  # of a homogeneous store: nodes and edges together
+                done[nodes.part.prefix] = replace(counts, nodes=nodes.count, rows=nodes.write(time))
+        return self.delta.finish(total_of(done))
 
-    def _columns(self, inputs: Inputs) -> EdgeColumns:
-        """Columns of the edges: exactly those the store's edges have."""
-        table, spec, manifest = inputs.edges, self.spec, self.manifest
-        there = {"weight": (spec.weight, manifest.weighted), "time": (spec.time, manifest.time is not None)}
-        for name, (given, has) in there.items():
-            if has and given is None:
-                raise ConfigError(f"the edges of {spec.out} have a {name}: name the column of the new edges' as `{name}`")
-            if given is not None and not has:
-                raise ConfigError(f"the edges of {spec.out} have no {name}: leave `{name}` out")
-        src = table.column(spec.src, "sources", ("src", 0))
-        dst = table.column(spec.dst, "destinations", ("dst", 1))
-        weight = None if spec.weight is None else table.column(spec.weight, "weights")
-        return EdgeColumns(table, src, dst, weight, self._time(inputs))
+    def _node_types(self) -> list[str]:
+        """Those of the append, in the store's order. Raises ConfigError for an unknown type."""
+        nodes, edges = node_parts(self.manifest), edge_parts(self.manifest)
+        for key in self.spec.of_edges:
+            if key not in edges:
+                there = ", ".join(show_edge_type(each) for each in edges)
+                raise ConfigError(f"nothing can be appended to edge type {show_edge_type(key)}: {self.spec.out} has {there}")
+        for name in self.spec.of_nodes:
+            if name not in nodes:
+                raise ConfigError(f"`nodes`: {self.spec.out} has no node type {name!r}; there are {', '.join(nodes)}")
+        return [name for name in nodes if name in self.spec.of_nodes]
 
-    def _time(self, inputs: Inputs) -> TimeColumn | None:
-        held = self.manifest.time
-        if self.spec.time is None or held is None:
-            return None
-        table = inputs.edges
-        unit = self.spec.time_unit if "time_unit" in self.spec.model_fields_set else held.unit
-        found = time_column(self.duck, table, self.spec.time, "times", unit)
-        if found.unit != held.unit:
-            raise InputError(
-                f"{table.shown}: times are in {found.unit}, those of {self.spec.out} in {held.unit}; give them alike"
-            )
-        if found.dtype.kind == "f" and held.dtype == "int64":
-            raise InputError(
-                f"{table.shown}: {found.column} has fractions, the times of {self.spec.out} are whole numbers; round them"
-            )
-        return found
+    def _nodes(self, part: NodePart) -> NewNodes:
+        spec, stage = self.spec.of_nodes[part.type.name], stage_of(self.stage, part)
+        return NewNodes(spec, self.root, part, self.duck, self.delta, stage, self._inputs(spec, stage))
 
-    def _edges(self, columns: EdgeColumns, new: NewNodes) -> Appended:
-        """Write the edges' records; returns how many were added and dropped."""
-        staged = NewEdgeLabels(self.spec, self.root, self.manifest, self.duck, self.stage, columns).columns()
-        features = {**self._edge_features(columns), **staged}
-        held = self.manifest.time
-        kinds = {"weight": np.dtype(np.float32)} if columns.weight is not None else {}
-        kinds |= {"time": np.dtype(held.dtype)} if held is not None else {}
-        drop_loops = self.manifest.input is not None and self.manifest.input.drop_self_loops
-        counts = {"given": columns.table.rows, "edges": 0, "missing": 0, "self_loops": 0}
-        row_bytes = sum(rows.row_bytes for rows in features.values())
-        for batch in self.duck.stream(new.mapped(columns), batch_rows=record_rows(32 + row_bytes)):
-            src, dst, known = _ends(batch)
-            kept = known & (src != dst) if drop_loops else known
-            counts["missing"] += int((~known).sum())
-            counts["self_loops"] += int((known & (src == dst)).sum()) if drop_loops else 0
-            place = batch.column("edge_id").to_numpy()[kept]
-            record: dict[str, AnyArray] = {"src": src[kept], "dst": dst[kept], "place": place}
-            record |= {name: batch.column(name).to_numpy()[kept].astype(kind) for name, kind in kinds.items()}
-            for name, rows in features.items():
-                near = rows.read(int(place[0]), int(place[-1]) + 1) if len(place) else rows.read(0, 0)
-                record[f"{FEATURE}{name}"] = near[place - place[:1]]
-            self.delta.put(EDGES, record)
-            counts["edges"] += len(place)
-            self.progress("append edges", counts["edges"], columns.table.rows)
-        return Appended(**counts)  # type: ignore[arg-type]
+    def _edges(self, part: EdgePart, new: Mapping[str, NewNodes]) -> NewEdges:
+        spec, stage = self.spec.of_edges[part.key], stage_of(self.stage, part)
+        ends = new[part.type.source], new[part.type.target]
+        inputs = self._inputs(spec, stage)
+        return NewEdges(spec, self.root, part, self.duck, self.delta, stage, inputs, *ends, self.progress)
 
-    def _edge_features(self, columns: EdgeColumns) -> Mapping[str, Column]:
-        """Edge features as stored, one row per input edge, in files."""
-        patterns, folder = self.spec.edge_feature_patterns(), self.root / names.edge_array("")
-        there = sorted(self.manifest.edge_types[0].arrays)
-        if set(patterns) != set(there):
-            wanted, given = ", ".join(there) or "none", ", ".join(sorted(patterns)) or "none"
-            raise ConfigError(f"the edges of {self.spec.out} have the features {wanted}; given: {given} (`edge_features`)")
-        staged = {}
-        for name, pattern in patterns.items():
-            with closing(open_zarr_rows(self.root, names.edge_array(name), "mmap")) as rows:
-                encoding = encoding_of(rows, folder)
-                given_rows = rows_of(self.duck, columns, name, pattern)
-                staged[name] = stage_features(self.stage, f"edge-{name}", given_rows, rows, encoding, self.spec, self.progress)
-        return staged
-
-
-def _ends(batch: pa.RecordBatch) -> tuple[AnyArray, AnyArray, AnyArray]:
-    """Rows of sources and destinations, and whether both are nodes."""
-    known, ends = np.ones(batch.num_rows, bool), []
-    for name in ("src", "dst"):
-        column = batch.column(name)
-        if column.null_count:
-            known &= column.is_valid().to_numpy(zero_copy_only=False)
-            column = column.fill_null(-1)
-        ends.append(column.to_numpy().astype(np.int64))
-    return ends[0], ends[1], known
+    def _inputs(self, spec: AppendSpec, stage: Path) -> Inputs:
+        """What a specification names: gathered once where it is of nodes and of edges."""
+        for known, inputs in self._gathered:
+            if known is spec:
+                return inputs
+        self._gathered.append((spec, gather(spec, self.duck, stage, None, self.progress)))
+        return self._gathered[-1][1]

@@ -12,7 +12,7 @@ import json
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,6 +36,8 @@ EDGES, ROWS, IDS = "edges", "rows", "ids"
 """kinds of records: edges; rows of a node array (`rows/x`); external ids of new nodes"""
 FEATURE = "feature."
 """prefix of edge features in a record"""
+_OF = "//"
+"""between a type of a heterogeneous store and the kind of its records"""
 _BASE, _APPENDS, _DATA = b"base", b"append/", b"data/"
 _MAP_BYTES = 2**40
 _one = threading.RLock()
@@ -65,14 +67,48 @@ class Appended:
     """digest of the edges' records, for one append"""
     records: dict[str, int] = field(default_factory=dict, repr=False)
     """kind -> number of records, for one append; avoids searches, as a cursor reads the values of keys it passes"""
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    """of a heterogeneous store: type -> its own counts"""
+
+    def of(self, prefix: str) -> "Appended":
+        """The counts of one type; all of them where the store has one of each."""
+        if not prefix:
+            return self
+        own = {kind.removeprefix(f"{prefix}{_OF}"): count for kind, count in self.records.items() if _is_of(kind, prefix)}
+        return Appended(**self.parts.get(prefix, {}), records=own)
 
     def __add__(self, other: "Appended") -> "Appended":
         rows = {name: self.rows.get(name, 0) + other.rows.get(name, 0) for name in {*self.rows, *other.rows}}
         digest = hashlib.sha256(f"{self.digest}{other.digest}".encode()).hexdigest()
-        counts = {
-            name: getattr(self, name) + getattr(other, name) for name in ("given", "edges", "nodes", "missing", "self_loops")
-        }
-        return Appended(**counts, rows=rows, digest=digest)
+        counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        parts = {name: _counts(self.of(name) + other.of(name)) for name in [*{**self.parts, **other.parts}]}
+        return Appended(**counts, rows=rows, digest=digest, parts=parts)
+
+
+_COUNTS = ("given", "edges", "nodes", "missing", "self_loops")
+
+
+def _counts(own: Appended) -> dict[str, Any]:
+    return {**{name: getattr(own, name) for name in _COUNTS}, "rows": own.rows}
+
+
+def total_of(parts: Mapping[str, Appended]) -> Appended:
+    """The counts of an append by those of its types: part -> counts, which has one "" in a homogeneous store.
+
+    >>> total_of({"user": Appended(nodes=2), "user:visits:item": Appended(given=5, edges=5)}).nodes
+    2
+    """
+    own = {name: _counts(each) for name, each in parts.items() if name}
+    rows: Counter[str] = Counter()
+    for name, each in parts.items():
+        rows.update({f"{name}/{array}" if name else array: count for array, count in each.rows.items()})
+    return Appended(
+        **{name: sum(getattr(each, name) for each in parts.values()) for name in _COUNTS}, rows=dict(rows), parts=own
+    )
+
+
+def _is_of(kind: str, prefix: str) -> bool:
+    return kind.startswith(f"{prefix}{_OF}")
 
 
 def record_rows(row_bytes: int) -> int:
@@ -120,6 +156,10 @@ class Delta:
         """Kinds of existing records."""
         return {kind for append in self.appends for kind in append.records}
 
+    def of(self, prefix: str) -> "DeltaPart":
+        """What is of one type of a heterogeneous store; everything without a prefix."""
+        return DeltaPart(self, prefix)
+
     def _keys(self, prefix: bytes) -> Iterator[bytes]:
         cursor = self._transaction.cursor()
         if not cursor.set_range(prefix):
@@ -135,6 +175,23 @@ class Delta:
             forget_map(*self._map)
 
 
+class DeltaPart:
+    """The appends of one type of a store, whose records have a prefix; see `Delta.of`."""
+
+    def __init__(self, delta: Delta, prefix: str) -> None:
+        self._delta, self._prefix = delta, f"{prefix}{_OF}" if prefix else ""
+        self.appends = [each.of(prefix) for each in delta.appends]
+        """its counts in each append"""
+
+    def records(self, kind: str) -> Iterator[tuple[int, Record]]:
+        """See `Delta.records`."""
+        return self._delta.records(f"{self._prefix}{kind}")
+
+    def kinds(self) -> set[str]:
+        """See `Delta.kinds`."""
+        return {kind for append in self.appends for kind in append.records}
+
+
 class Appending(Delta):
     """The appends of a store, and one being written; see `appending`."""
 
@@ -148,14 +205,15 @@ class Appending(Delta):
         self._hash, self._edges_hash = hashlib.sha256(), hashlib.sha256()
         self._drop()
 
-    def put(self, kind: str, record: Record) -> None:
-        """Add a record to this append."""
+    def put(self, kind: str, record: Record, prefix: str = "") -> None:
+        """Add a record to this append, of a type in a heterogeneous store."""
+        kind, of_edges = f"{prefix}{_OF}{kind}" if prefix else kind, kind == EDGES
         packed = io.BytesIO()
         np.savez(packed, **record)  # type: ignore[arg-type]
         value = packed.getvalue()
         self._transaction.put(_record_key(self.number, kind, self._records[kind]), value)
         self._hash.update(value)
-        if kind == EDGES:
+        if of_edges:
             self._edges_hash.update(value)
         self._records[kind] += 1
         self._waiting += len(value)

@@ -1,6 +1,6 @@
 """Growth of a store's edges: new ones are sorted in bounded memory and merged into graph, events and edge features."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -17,13 +17,14 @@ from ooc.stores.arrays.zarr_rows import open_zarr_rows
 from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.graph import index_dtype
 from ooc.stores.growth import merge
-from ooc.stores.growth.delta import EDGES, FEATURE, Delta
+from ooc.stores.growth.delta import EDGES, FEATURE, DeltaPart
 from ooc.stores.growth.links import link_array
 from ooc.stores.growth.merge import Insertion, grow_array, grow_graph, place_events, slots_of, spliced
+from ooc.stores.growth.parts import EdgePart
 from ooc.stores.growth.sorting import Column, ColumnWriter, Sorter
 from ooc.stores.ingest.duck import Progress
 from ooc.stores.io.segments import forget
-from ooc.stores.manifest import Manifest
+from ooc.stores.manifest import EdgeKey
 
 Fields = dict[str, tuple[Any, tuple[int, ...]]]
 Columns = Mapping[str, Column]
@@ -40,26 +41,33 @@ class GrownEdges:
 
 
 class EdgeGrowth:
-    """Merges the edges of `delta` into those of the store `root`, written to the group `out`.
+    """Merges the edges of one type in `delta` into those of the store `root`, written to the group `out`.
 
-    `old` is the store's manifest, `num_nodes` that of the grown store, `stage` a folder for files (about four times the new
-    edges' bytes), `room` the bytes of new edges in memory, besides blocks of fixed size.
+    Args:
+        root: The store's arrays.
+        out: The group.
+        delta: The appends of the type.
+        old: The type as it was.
+        ends: Numbers of sources and destinations of the grown graph.
+        stage: A folder for files, about four times the new edges' bytes.
+        room: Bytes of new edges in memory, besides blocks of fixed size.
+        progress: Called with step, done and total.
 
-    >>> EdgeGrowth(root, out, delta, old, num_nodes, stage, 2**26, progress).write()
+    >>> EdgeGrowth(root, out, delta.of(part.prefix), part, (300, 500), stage, 2**26, progress).write()
     """
 
     def __init__(
         self,
         root: Path,
         out: Path,
-        delta: Delta,
-        old: Manifest,
-        num_nodes: int,
+        delta: DeltaPart,
+        old: EdgePart,
+        ends: tuple[int, int],
         stage: Path,
         room: int,
         progress: Progress,
     ) -> None:
-        self.root, self.out, self.delta, self.old, self.num_nodes = root, out, delta, old, num_nodes
+        self.root, self.out, self.delta, self.old, self.ends = root, out, delta, old, ends
         self.stage, self.room, self.progress = stage, room, progress
         appends = delta.appends
         self.count = sum(each.edges for each in appends)
@@ -67,16 +75,18 @@ class EdgeGrowth:
         self._given = np.cumsum([given_before(root, old), *(each.given for each in appends)]).tolist()
         self._rest: Fields = {"weight": (np.float32, ())} if old.weighted else {}
         self._rest |= {} if old.time is None else {"time": (np.dtype(old.time.dtype), ())}
-        self._features = {f"{FEATURE}{name}": name for name in arrays_in(root / names.edge_array(""))}
+        self._features = {f"{FEATURE}{name}": name for name in arrays_in(root / old.array(""))}
 
     def write(self) -> GrownEdges:
-        """Write graph, events and edge features."""
+        """Write graph, that of the types in the other direction too, events and edge features."""
         new = self._in_order()
         events, in_order, slots = self._place(new)
-        with_ids = slots.finish()
-        count, loops = grow_graph(self.root, self.out, self.num_nodes, with_ids, events, partial(self._tell, "merge the graph"))
-        for column in with_ids.values():
-            column.path.unlink()
+        count, loops = self._grow_graph(self.old.key, self.ends, slots, events)
+        for back in self.old.reverses:
+            slots = self._slots()
+            for held in self._held(new):
+                slots.add({**held, "src": held["dst"], "dst": held["src"]})
+            self._grow_graph(back, (self.ends[1], self.ends[0]), slots, events)
         was = self.old.time is not None and self.old.time.sorted
         still = was and in_order and self.all_taken
         if self.old.time is not None and self.count:
@@ -85,11 +95,29 @@ class EdgeGrowth:
             self._write_by_place(new)
         return GrownEdges(count, loops, still, self._new_in_splits(new))
 
+    def _grow_graph(self, key: EdgeKey, ends: tuple[int, int], slots: Sorter, events: Insertion) -> tuple[int, int]:
+        with_ids = slots.finish()
+        made = grow_graph(self.root, self.out, key, ends, with_ids, events, partial(self._tell, "merge the graph"))
+        for column in with_ids.values():
+            column.path.unlink()
+        return made
+
+    def _slots(self) -> Sorter:
+        fields: Fields = dict.fromkeys(("dst", "src", "edge_id"), (np.int64, ()))
+        return Sorter(self.stage, "slots", fields | self._rest, ("dst", "edge_id"), self.room)
+
+    def _held(self, new: Columns) -> Iterator[dict[str, AnyArray]]:
+        """New edges without times in events, a block at a time, with their positions as ids."""
+        for first in range(0, self.count, merge.BLOCK_ROWS):
+            stop = min(first + merge.BLOCK_ROWS, self.count)
+            held = {name: new[name].read(first, stop) for name in ("src", "dst", "place", *self._rest)}
+            yield {"edge_id": held.pop("place"), **held}
+
     def _write_by_place(self, new: Columns) -> None:
         """Write labels and splits of edges without times: a row for each edge of all inputs, those that were dropped too."""
         total = self._given[-1]
         for field, name in self._features.items():
-            array, values, at = names.edge_array(name), new[field], 0
+            array, values, at = self.old.array(name), new[field], 0
             with closing(open_zarr_rows(self.root, array, "mmap")) as rows:
                 old, kind = rows.shape[0], rows.dtype
                 with Appender(self.out, array, rows.shape[1:], kind, getattr(rows, "attributes", {}), count=total) as sink:
@@ -110,7 +138,7 @@ class EdgeGrowth:
 
     def _new_in_splits(self, new: Columns) -> dict[str, int]:
         """New edges by split."""
-        counts = dict.fromkeys(self.old.edge_types[0].splits, 0)
+        counts = dict.fromkeys(self.old.type.splits, 0)
         for first in range(0, self.count, merge.BLOCK_ROWS):
             stop = min(first + merge.BLOCK_ROWS, self.count)
             for name in counts:
@@ -128,7 +156,7 @@ class EdgeGrowth:
         fields: Fields = dict.fromkeys(("src", "dst", "place"), (np.int64, ()))
         fields |= self._rest
         for field, name in self._features.items():
-            with closing(open_zarr_rows(self.root, names.edge_array(name), "mmap")) as rows:
+            with closing(open_zarr_rows(self.root, self.old.array(name), "mmap")) as rows:
                 fields[field] = rows.dtype, rows.shape[1:]
         keys = ("place",) if self.old.time is None else ("time", "place")
         sorter, done = Sorter(self.stage, "edges", fields, keys, self.room), 0
@@ -139,18 +167,17 @@ class EdgeGrowth:
 
     def _place(self, new: Columns) -> tuple[Insertion, bool, Sorter]:
         """The positions of new events among the old, whether they all follow in input order, and their slots."""
-        fields: Fields = dict.fromkeys(("dst", "src", "edge_id"), (np.int64, ()))
-        sorter = Sorter(self.stage, "slots", fields | self._rest, ("dst", "edge_id"), self.room)
+        sorter = self._slots()
         times, last, in_order = self._old_times(), -1, True
         with ColumnWriter(self.stage / "at", np.int64) as sink:
-            for first in range(0, self.count, merge.BLOCK_ROWS):
-                stop = min(first + merge.BLOCK_ROWS, self.count)
-                held = {name: new[name].read(first, stop) for name in ("src", "dst", "place", *self._rest)}
-                edge_id = place = held.pop("place")
+            first = 0
+            for held in self._held(new):
+                edge_id = place = held.pop("edge_id")
                 if self.old.time is not None:
                     at = place_events(times, held["time"])
                     forget(times)
-                    edge_id = at + np.arange(first, stop)
+                    edge_id = at + np.arange(first, first + len(at))
+                    first += len(at)
                     in_order &= bool(place[0] > last and (np.diff(place) > 0).all() and at[0] == len(times))
                     last = int(place[-1])
                     sink.append(at)
@@ -166,14 +193,14 @@ class EdgeGrowth:
 
     def _write_events(self, new: Columns, events: Insertion, was_sorted: bool, still: bool) -> None:
         """Write the events' arrays and features, and their input positions if those are not their numbers."""
-        index = index_dtype(self.num_nodes)
+        index = index_dtype(self.ends[0])
         kinds: dict[str, Any] = {"src": index, "dst": index, **dict.fromkeys(self._rest)}
         for name, kind in kinds.items():
             self._grow(names.event_array(name), events, new[name], kind)
         for field, name in self._features.items():
-            self._grow(names.edge_array(name), events, new[field])
-        for scale in names_of_scales(self.root / names.edge_array("")):
-            link_array(self.root, self.out, names.edge_array(scale))
+            self._grow(self.old.array(name), events, new[field])
+        for scale in names_of_scales(self.root / self.old.array("")):
+            link_array(self.root, self.out, self.old.array(scale))
         if not still:
             self._write_places(events, new["place"], was_sorted)
 
@@ -196,14 +223,14 @@ def nothing_of(dtype: np.dtype[Any]) -> Any:
     return {"b": False, "f": np.nan}.get(dtype.kind, -1)
 
 
-def given_before(root: Path, old: Manifest) -> int:
-    """Number of input edges that the arrays of the store `root` were built from."""
+def given_before(root: Path, old: EdgePart) -> int:
+    """Number of input edges that the arrays of an edge type of the store `root` were built from."""
     if old.input is not None:
         return old.input.edges
     if old.time is not None and old.time.sorted:
         return old.time.events
     most = -1
-    with closing(open_zarr_rows(root, names.event_array("input") if old.time else names.column("edge_id"))) as rows:
+    with closing(open_zarr_rows(root, names.event_array("input") if old.time else old.column("edge_id"))) as rows:
         for first in range(0, rows.shape[0], merge.BLOCK_ROWS):
             held = read_range(rows, first, min(first + merge.BLOCK_ROWS, rows.shape[0]))[0]
             most = max(most, int(held.max()))

@@ -20,16 +20,17 @@ from ooc.stores.arrays.zarr_rows import open_zarr_rows
 from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.build import finish_store
 from ooc.stores.growth.delta import IDS, ROWS, Appended, Delta, small
-from ooc.stores.growth.edges import EdgeGrowth, given_before
+from ooc.stores.growth.edges import EdgeGrowth, GrownEdges, given_before
 from ooc.stores.growth.links import link_array, link_the_rest
 from ooc.stores.growth.merge import Ints
 from ooc.stores.growth.newids import IdIndex, unpack_ids
+from ooc.stores.growth.parts import EdgePart, NodePart, edge_parts, node_parts, stage_of
 from ooc.stores.growth.rows import DELTA_ROWS, DELTA_VALUES, delta_array
 from ooc.stores.growth.sorting import Column, Sorter
 from ooc.stores.ids import grow_ids, write_ids
 from ooc.stores.ingest.duck import Progress
 from ooc.stores.io.segments import forget
-from ooc.stores.manifest import Input, Manifest
+from ooc.stores.manifest import EdgeKey, EdgeType, Input, Manifest, NodeType
 
 STAGE = "stage"
 BLOCK_BYTES = 2**24
@@ -60,12 +61,14 @@ class Growing:
         self.room = room
         self.old = names.read_manifest(root)
         self.total = sum(delta.appends, Appended())
-        self.num_nodes = self.old.num_nodes + self.total.nodes
-        self._kinds = delta.kinds()
-        self._splits: dict[str, int] = dict(self.old.node_type().splits)
+        self._nodes, self._edges = node_parts(self.old), edge_parts(self.old)
+        self.counts = {name: part.type.count + self.total.of(part.prefix).nodes for name, part in self._nodes.items()}
+        """nodes of each type"""
+        self._splits = {name: dict(part.type.splits) for name, part in self._nodes.items()}
         self._sorted = self.old.time is not None and self.old.time.sorted
-        self._slots, self._loops = self.old.num_edges, self.old.has_self_loops
-        self._edge_splits: dict[str, int] = dict(self.old.edge_types[0].splits)
+        self._made: dict[EdgeKey, GrownEdges] = {}
+        """edge types that were written"""
+        self._merged: Manifest | None = None
 
     def write(self, final: Path) -> Path:
         """Write everything and publish it as the folder `final`."""
@@ -74,12 +77,13 @@ class Growing:
         try:
             if self.view is not None:
                 self._take_over(self.view)
-            elif self.total.edges or self.total.nodes:
-                self._write_edges()
-            for name in self._node_names():
-                self._write_node_array(name)
-            if self.total.nodes and self.old.node_type().id_kind is not None:
-                self._write_ids()
+            else:
+                for part in self._edges.values():
+                    self._write_edges(part)
+            for own in self._nodes.values():
+                for name in self._node_names(own):
+                    self._write_node_array(own, name)
+            self._write_ids()
             shutil.rmtree(self.out / STAGE)
             if self.whole:
                 link_the_rest(self.root, self.out)
@@ -90,64 +94,69 @@ class Growing:
 
     def _take_over(self, view: Path) -> None:
         """Link the arrays of a view that are complete."""
-        node_arrays = [names.node_array(name) for name in arrays_in(view / names.node_array(""))]
-        for name in ("graph", names.EVENTS, "edge", *node_arrays):
+        of_nodes = [part.array(name) for part in self._nodes.values() for name in arrays_in(view / part.array(""))]
+        for name in ("graph", names.EVENTS, "edge", *of_nodes):
             link_array(view, self.out, name)
-        merged = names.read_manifest(view)
-        self._slots, self._loops, self._splits = merged.num_edges, merged.has_self_loops, merged.node_type().splits
-        self._sorted = merged.time is not None and merged.time.sorted
-        self._edge_splits = dict(merged.edge_types[0].splits)
+        self._merged = names.read_manifest(view)
 
-    def _write_edges(self) -> None:
-        stage = self.out / STAGE
-        growth = EdgeGrowth(self.root, self.out, self.delta, self.old, self.num_nodes, stage, self.room, self.progress)
-        made = growth.write()
-        self._slots, self._loops, self._sorted = made.slots, made.loops > 0, made.sorted
-        self._edge_splits = {name: size + made.splits[name] for name, size in self._edge_splits.items()}
+    def _write_edges(self, part: EdgePart) -> None:
+        """Write the edges of a type where there are new ones, or its ends have new nodes."""
+        before = self._nodes[part.type.source].type.count, self._nodes[part.type.target].type.count
+        ends = self.counts[part.type.source], self.counts[part.type.target]
+        delta = self.delta.of(part.prefix)
+        if before == ends and not any(each.edges or each.given for each in delta.appends):
+            return
+        stage = stage_of(self.out / STAGE, part)
+        growth = EdgeGrowth(self.root, self.out, delta, part, ends, stage, self.room, self.progress)
+        self._made[part.key] = made = growth.write()
+        self._sorted = made.sorted
 
-    def _node_names(self) -> list[str]:
-        """Node arrays that change (all if there are new nodes) and were not reused."""
-        there = arrays_in(self.root / names.node_array(""))
-        changed = [name for name in there if self.total.nodes or f"{ROWS}/{name}" in self._kinds]
-        return [name for name in changed if not (self.out / names.node_array(name)).exists()]
+    def _node_names(self, part: NodePart) -> list[str]:
+        """Arrays of a node type that change (all if it has new nodes) and were not reused."""
+        there, kinds = arrays_in(self.root / part.array("")), self.delta.of(part.prefix).kinds()
+        new = self.total.of(part.prefix).nodes
+        changed = [name for name in there if new or f"{ROWS}/{name}" in kinds]
+        return [name for name in changed if not (self.out / part.array(name)).exists()]
 
-    def _sort_rows(self, name: str, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> tuple[Column, Column]:
+    def _sort_rows(self, part: NodePart, name: str, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> tuple[Column, Column]:
         """New and changed rows of a node array, ascending, and their latest values."""
         fields = {"row": (np.int64, ()), "turn": (np.int64, ()), "value": (dtype, row_shape)}
-        sorter, done = Sorter(self.out / STAGE, f"node-{name}", fields, ("row", "turn"), self.room, last=True), 0
-        for _, record in self.delta.records(f"{ROWS}/{name}"):
+        sorter = Sorter(stage_of(self.out / STAGE, part), f"node-{name}", fields, ("row", "turn"), self.room, last=True)
+        done = 0
+        for _, record in self.delta.of(part.prefix).records(f"{ROWS}/{name}"):
             stop = done + len(record["row"])
             sorter.add({**record, "turn": np.arange(done, stop)})
             done = stop
         found = sorter.finish()
         return found["row"], found["value"]
 
-    def _write_node_array(self, name: str) -> None:
-        with closing(open_zarr_rows(self.root, names.node_array(name))) as rows:
-            row, value = self._sort_rows(name, rows.dtype, rows.shape[1:])
+    def _write_node_array(self, part: NodePart, name: str) -> None:
+        with closing(open_zarr_rows(self.root, part.array(name))) as rows:
+            row, value = self._sort_rows(part, name, rows.dtype, rows.shape[1:])
             step = max(1, BLOCK_BYTES // rows.row_bytes)
             if not self.whole and not small(name):
-                for part, column in ((DELTA_ROWS, row), (DELTA_VALUES, value)):
-                    with Appender(self.out, delta_array(name, part), column.shape, column.dtype, count=column.count) as sink:
+                for what, column in ((DELTA_ROWS, row), (DELTA_VALUES, value)):
+                    array = delta_array(name, what, part.type.name)
+                    with Appender(self.out, array, column.shape, column.dtype, count=column.count) as sink:
                         for first in range(0, column.count, step):
                             sink.append(column.read(first, min(first + step, column.count)))
             else:
-                self._write_whole(name, rows, row.map(), value, step)
+                self._write_whole(part, name, rows, row.map(), value, step)
         for column in (row, value):
             column.path.unlink()
 
-    def _write_whole(self, name: str, rows: Any, row: Ints, value: Column, step: int) -> None:
+    def _write_whole(self, part: NodePart, name: str, rows: Any, row: Ints, value: Column, step: int) -> None:
         """Rewrite a node array with the rows `value` at `row`."""
         attributes, is_split = getattr(rows, "attributes", {}), name == "split" or name.startswith("split_")
-        held = np.zeros(len(names.SPLIT_CODES) + 1, np.int64)
-        with Appender(self.out, names.node_array(name), rows.shape[1:], rows.dtype, attributes, count=self.num_nodes) as sink:
-            for first in range(0, self.num_nodes, step):
-                block = self._block(rows, row, value, first, min(first + step, self.num_nodes), name)
+        held, total = np.zeros(len(names.SPLIT_CODES) + 1, np.int64), self.counts[part.type.name]
+        with Appender(self.out, part.array(name), rows.shape[1:], rows.dtype, attributes, count=total) as sink:
+            for first in range(0, total, step):
+                block = self._block(rows, row, value, first, min(first + step, total), name)
                 sink.append(block)
                 if is_split:
                     held += np.bincount(block.astype(np.int64) + (name == "split"), minlength=len(held))[: len(held)]
-                self.progress(f"node array {name}", first + len(block), self.num_nodes)
-        self._count_splits(name, held.tolist())
+                self.progress(f"node array {name}", first + len(block), total)
+        self._count_splits(part.type.name, name, held.tolist())
 
     def _block(self, rows: Any, row: Ints, value: Column, first: int, last: int, name: str) -> AnyArray:
         """Rows first..last-1 of the grown array."""
@@ -160,55 +169,83 @@ class Growing:
         forget(row)
         return block
 
-    def _count_splits(self, name: str, held: list[int]) -> None:
+    def _count_splits(self, node_type: str, name: str, held: list[int]) -> None:
         if name == "split":
             sizes = {each: held[code + 1] for each, code in names.SPLIT_CODES.items()}
-            self._splits = {each: size for each, size in sizes.items() if size}
+            self._splits[node_type] = {each: size for each, size in sizes.items() if size}
         elif name.startswith("split_"):
-            self._splits[name.removeprefix("split_")] = held[1]
+            self._splits[node_type][name.removeprefix("split_")] = held[1]
 
     def _write_ids(self) -> None:
-        kind = self.old.node_type().id_kind
-        assert kind is not None
-        with closing(IdIndex(self.out / STAGE / "ids", kind)) as index:
-            for external, rows in self._new_ids():
-                index.add(external, rows)
-                self.progress("ids", int(rows[-1]) + 1 - self.old.num_nodes, self.total.nodes)
-            if self.whole:
-                grow_ids(self.root / names.IDS, self.out / names.IDS, kind, index.by_id(), self._new_ids())
-            else:
-                write_ids(self.out / names.IDS, kind, index.by_id(), self._new_ids())
+        """Write the ids of new nodes or, for a complete version, of all: types share a file."""
+        mapped = [part for part in self._nodes.values() if part.type.id_kind is not None]
+        grown = [part for part in mapped if self.total.of(part.prefix).nodes]
+        for part in mapped if self.whole and grown else grown:
+            kind = part.type.id_kind
+            assert kind is not None
+            with closing(IdIndex(stage_of(self.out / STAGE, part) / "ids", kind)) as index:
+                for external, rows in self._new_ids(part):
+                    index.add(external, rows)
+                    self.progress("ids", int(rows[-1]) + 1 - part.type.count, self.total.of(part.prefix).nodes)
+                target, name = self.out / names.IDS, part.type.name
+                if self.whole:
+                    grow_ids(self.root / names.IDS, target, kind, index.by_id(), self._new_ids(part), name)
+                else:
+                    write_ids(target, kind, index.by_id(), self._new_ids(part), name)
 
-    def _new_ids(self) -> Iterator[tuple[list[Any], Ints]]:
-        """Yield (external ids, rows) of new nodes in row order, one record at a time."""
-        row = self.old.num_nodes
-        for _, record in self.delta.records(IDS):
+    def _new_ids(self, part: NodePart) -> Iterator[tuple[list[Any], Ints]]:
+        """Yield (external ids, rows) of new nodes of a type in row order, one record at a time."""
+        row = part.type.count
+        for _, record in self.delta.of(part.prefix).records(IDS):
             external = unpack_ids(record)
             yield external, np.arange(row, row + len(external))
             row += len(external)
 
     def _manifest(self) -> Manifest:
-        old, total = self.old, self.total
-        node = old.node_type().model_copy(
-            update={"ranges": [(0, self.num_nodes)], "count": self.num_nodes, "splits": self._splits}
-        )
-        edge = old.edge_types[0].model_copy(update={"count": self._slots, "splits": self._edge_splits})
-        events = None if old.time is None else old.time.events + total.edges
-        time = None if old.time is None else old.time.model_copy(update={"events": events, "sorted": self._sorted})
-        given = old.input
-        if given is not None or total.missing or total.self_loops:
-            before = given or Input(edges=given_before(self.root, self.old))
-            given = before.model_copy(update={"edges": before.edges + total.given})
-        changed = {
-            "node_types": [node],
-            "edge_types": [edge],
-            "num_nodes": self.num_nodes,
-            "num_edges": self._slots,
-            "has_self_loops": self._loops,
-            "time": time,
-            "input": given,
-        }
+        old, total, merged = self.old, self.total, self._merged
+        nodes = [self._grown_nodes(part) for part in self._nodes.values()]
+        edges = [self._grown_edges(each) for each in old.edge_types]
+        changed: dict[str, Any] = {"node_types": nodes, "edge_types": edges}
+        changed |= {"num_nodes": sum(each.count for each in nodes), "num_edges": sum(each.count for each in edges)}
+        if not old.is_hetero:
+            ((key, part),) = self._edges.items()
+            changed["has_self_loops"] = self._made[key].loops > 0 if key in self._made else (merged or old).has_self_loops
+            changed["input"] = self._input(part)
+        if old.time is not None:
+            is_sorted = self._sorted if merged is None or merged.time is None else merged.time.sorted
+            changed["time"] = old.time.model_copy(update={"events": old.time.events + total.edges, "sorted": is_sorted})
         return old.model_copy(update=changed)
+
+    def _grown_nodes(self, part: NodePart) -> NodeType:
+        count, splits = self.counts[part.type.name], self._splits[part.type.name]
+        if self._merged is not None:  # its small arrays were taken over
+            splits = self._merged.node_type(part.type.name).splits
+        ranges = [(0, count)] if part.type.ranges else []
+        return part.type.model_copy(update={"ranges": ranges, "count": count, "splits": splits})
+
+    def _grown_edges(self, own: EdgeType) -> EdgeType:
+        """The entry of an edge type: as the view has it, or as it was written."""
+        if self._merged is not None:
+            return self._merged.edge_type(own.key)
+        made = self._made.get(own.reverse_of or own.key)
+        if made is None:
+            return own
+        changed: dict[str, Any] = {"count": made.slots}
+        if own.reverse_of is None:
+            changed["splits"] = {name: size + made.splits[name] for name, size in own.splits.items()}
+            if self.old.is_hetero:
+                changed |= {"has_self_loops": made.loops > 0, "input": self._input(self._edges[own.key])}
+        elif self.old.is_hetero:
+            changed |= {"has_self_loops": made.loops > 0, "input": self._input(self._edges[own.reverse_of])}
+        return own.model_copy(update=changed)
+
+    def _input(self, part: EdgePart) -> Input | None:
+        """What a store says of its input edges, where some were dropped."""
+        added = self.total.of(part.prefix)
+        if part.input is None and not (added.missing or added.self_loops):
+            return None
+        before = part.input or Input(edges=given_before(self.root, part))
+        return before.model_copy(update={"edges": before.edges + added.given})
 
 
 def _nothing(name: str, dtype: np.dtype[Any]) -> Any:

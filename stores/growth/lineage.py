@@ -7,6 +7,7 @@ its version is published, so it may list one that never was.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +17,52 @@ from numpy.typing import NDArray
 from ooc.stores.arrays.encoding import arrays_in
 from ooc.stores.errors import StoreError
 from ooc.stores.fingerprints import fingerprint_of
-from ooc.stores.growth.delta import EDGES, ROWS, Delta, reading, small
+from ooc.stores.growth.delta import EDGES, ROWS, Delta, DeltaPart, reading, small
+from ooc.stores.growth.parts import NodePart, edge_parts, node_parts
 from ooc.stores.growth.place import with_appends
 from ooc.stores.growth.versions import STATE, state_folder
 from ooc.stores.io.atomic import replacing, write_file
 from ooc.stores.manifest import NODE, VERSIONS, Manifest, arrays_of, node_array, read_manifest, version_of
 
 Ints = NDArray[np.int64]
+Touched = Mapping[str, NDArray[np.int32]]
+"""node type -> number of the last append that touched each of its nodes"""
 _LINEAGE, _TOUCHED = "lineage.json", "touched.npy"
 MOST_APPENDS = 10_000
 """a run may continue if it last saw the store at most this many appends ago"""
 
 
-def last_touched(delta: Delta, manifest: Manifest, before: NDArray[np.int32], begin: int) -> NDArray[np.int32]:
-    """Return the number of the last append that touched each node, int32[N], 0 for none.
+def last_touched(delta: Delta, manifest: Manifest, before: Touched, begin: int) -> Touched:
+    """Return the number of the last append that touched each node by node type, int32[N], 0 for none.
 
     An append touches nodes with a new in-edge or row, and new nodes. The first append of `delta` has number begin + 1;
     `manifest` is that without these appends, `before` (int32[n]) the result for earlier ones.
     """
-    nodes = np.cumsum([manifest.num_nodes, *(each.nodes for each in delta.appends)])
+    found = {name: _of_nodes(delta.of(part.prefix), part, before[name], begin) for name, part in node_parts(manifest).items()}
+    for part in edge_parts(manifest).values():
+        both = part.undirected or part.reverses
+        ends = {"dst": part.type.target, **({"src": part.type.source} if both else {})}
+        for number, record in delta.of(part.prefix).records(EDGES):
+            for column, name in ends.items():
+                _touch(found[name], record[column], begin + number + 1)
+    return found
+
+
+def _of_nodes(delta: DeltaPart, part: NodePart, before: NDArray[np.int32], begin: int) -> NDArray[np.int32]:
+    """`last_touched` of a node type, by its own appends."""
+    nodes = np.cumsum([part.type.count, *(each.nodes for each in delta.appends)])
     found = np.zeros(int(nodes[-1]), np.int32)
     found[: len(before)] = before[: len(found)]
     for number in range(len(delta.appends)):
         found[nodes[number] : nodes[number + 1]] = begin + number + 1
-    ends = ("dst", "src") if manifest.undirected else ("dst",)
-    for kind in delta.kinds():
-        columns = ends if kind == EDGES else ("row",) if kind.startswith(f"{ROWS}/") else ()
-        for number, record in delta.records(kind) if columns else ():
-            for column in columns:
-                node = record[column]
-                found[node] = np.maximum(found[node], begin + number + 1)
+    for kind in sorted(delta.kinds()):
+        for number, record in delta.records(kind) if kind.startswith(f"{ROWS}/") else ():
+            _touch(found, record["row"], begin + number + 1)
     return found
+
+
+def _touch(found: NDArray[np.int32], node: Ints, number: int) -> None:
+    found[node] = np.maximum(found[node], number)
 
 
 def note(path: Path, root: Path, delta: Delta, final: Path) -> None:
@@ -55,9 +71,10 @@ def note(path: Path, root: Path, delta: Delta, final: Path) -> None:
     states = _states(path)
     first = fingerprint_of(root, base)
     begin = states.setdefault(first, 0)
-    touched = last_touched(delta, base, _touched(path, begin), begin)
-    with replacing(state_folder(path) / _TOUCHED) as file:
-        np.save(file, touched)
+    touched = last_touched(delta, base, _touched(path, base, begin), begin)
+    for name, numbers in touched.items():
+        with replacing(state_folder(path) / _file_of(base, name)) as file:
+            np.save(file, numbers)
     for number in range(len(delta.appends)):
         states[with_appends(first, delta.appends[: number + 1])] = begin + number + 1
     states[fingerprint_of(final, read_manifest(final))] = now = begin + len(delta.appends)
@@ -67,6 +84,8 @@ def note(path: Path, root: Path, delta: Delta, final: Path) -> None:
 
 def touched_since(path: Path, fingerprint: str, now: str) -> Ints | None:
     """Return the nodes touched since the state `fingerprint`, int64[k] ascending; empty if its data equal those of state `now`.
+
+    Nodes of several types are numbered behind one another, in the order of types.
 
     None if these are not states of the store at `path` in this order. Nodes touched after `now` may be included. Raises
     StoreError if the records are damaged.
@@ -84,22 +103,22 @@ def touched_since(path: Path, fingerprint: str, now: str) -> Ints | None:
             return None
         if was == to:
             return np.empty(0, np.int64)
-        touched = _touched(path, begin)
+        touched = _touched(path, base, begin)
         if delta is not None:
             touched = last_touched(delta, base, touched, begin)
-    return np.flatnonzero(touched > was)
+    return np.flatnonzero(np.concatenate([*touched.values()]) > was)
 
 
 def forget_states(path: Path) -> None:
     """Remove what is known of earlier states, before a version that does not follow from them is published."""
-    for name in (_LINEAGE, _TOUCHED):
-        for folder in (path / VERSIONS / STATE, path / VERSIONS):
-            (folder / name).unlink(missing_ok=True)
+    for folder in (path / VERSIONS / STATE, path / VERSIONS):
+        for file in (folder / _LINEAGE, folder / _TOUCHED, *folder.glob(f"{Path(_TOUCHED).stem}-*.npy")):
+            file.unlink(missing_ok=True)
 
 
-def input_arrays(root: Path) -> list[str]:
+def input_arrays(root: Path, node_type: str = NODE) -> list[str]:
     """Node arrays used as model input: all but labels, splits and births."""
-    return [name for name in arrays_in(root / node_array("", NODE)) if not small(name)]
+    return [name for name in arrays_in(root / node_array("", node_type)) if not small(name)]
 
 
 def _found(path: Path, name: str) -> Path:
@@ -119,14 +138,22 @@ def _states(path: Path) -> dict[str, int]:
     return {str(state): int(number) for state, number in found.items()}
 
 
-def _touched(path: Path, begin: int) -> NDArray[np.int32]:
-    """int32[n], for the `begin` appends merged by compactions."""
+def _file_of(manifest: Manifest, node_type: str) -> str:
+    """The file with the numbers of a node type's nodes."""
+    return f"{Path(_TOUCHED).stem}-{node_type}.npy" if manifest.is_hetero else _TOUCHED
+
+
+def _touched(path: Path, manifest: Manifest, begin: int) -> Touched:
+    """Node type -> int32[n], for the `begin` appends merged by compactions."""
     if not begin:
-        return np.empty(0, np.int32)
-    file = _found(path, _TOUCHED)
-    try:
-        return np.asarray(np.load(file), np.int32)
-    except (OSError, ValueError) as error:
-        raise StoreError(
-            f"{file}, the nodes that appends touched, cannot be read: {error}; start runs on this store anew"
-        ) from None
+        return {name: np.empty(0, np.int32) for name in node_parts(manifest)}
+    found = {}
+    for name in node_parts(manifest):
+        file = _found(path, _file_of(manifest, name))
+        try:
+            found[name] = np.asarray(np.load(file), np.int32)
+        except (OSError, ValueError) as error:
+            raise StoreError(
+                f"{file}, the nodes that appends touched, cannot be read: {error}; start runs on this store anew"
+            ) from None
+    return found

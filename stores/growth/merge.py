@@ -25,6 +25,7 @@ from ooc.stores.growth.sorting import Column, until
 from ooc.stores.ingest.edges import CscWriter
 from ooc.stores.io.segments import forget
 from ooc.stores.jit import kernel
+from ooc.stores.manifest import EdgeKey
 
 Ints = NDArray[np.int64]
 BLOCK_ROWS = 2**19
@@ -170,26 +171,38 @@ class _Targets:
 
 
 def grow_graph(
-    old: Path, out: Path, num_nodes: int, new: Mapping[str, Column], events: Insertion, progress: Callable[[int, int], None]
+    old: Path,
+    out: Path,
+    key: EdgeKey,
+    ends: tuple[int, int],
+    new: Mapping[str, Column],
+    events: Insertion,
+    progress: Callable[[int, int], None],
 ) -> tuple[int, int]:
-    """Write the graph of the store `old` with the slots `new` (sorted by dst, edge_id) to the group `out`; returns (slots,
-    loops).
+    """Write the graph of an edge type of the store `old` with new slots to the group `out`; returns (slots, loops).
 
-    `num_nodes` is that of the grown graph; `events` are the positions of new edges, which shift old edge ids; progress is
-    called with (slots done, total).
+    Args:
+        old: The store.
+        out: The group.
+        key: The edge type.
+        ends: Numbers of sources and of destinations of the grown graph.
+        new: The new slots, sorted by dst, edge_id.
+        events: The positions of new edges, which shift old edge ids.
+        progress: Called with (slots done, total).
     """
     rest = {name: column.dtype for name, column in new.items() if name not in ("dst", "src", "edge_id")}
+    sources, targets = ends
     with ExitStack() as stack:
         opened = {
-            name: stack.enter_context(closing(open_zarr_rows(old, names.column(name))))
+            name: stack.enter_context(closing(open_zarr_rows(old, names.graph_array(name, key))))
             for name in ("indices", "edge_id", "indptr", *rest)
         }
-        writer = stack.enter_context(CscWriter(out, num_nodes, rest))
-        targets, front, index = _Targets(opened["indptr"]), _Front(new), index_dtype(num_nodes)
+        writer = stack.enter_context(CscWriter(out, targets, rest, key, None if key[0] == key[2] else sources))
+        numbers, front, index = _Targets(opened["indptr"]), _Front(new), index_dtype(sources)
         count = opened["indices"].shape[0]
         for first, last in _blocks(count, 16):
             held = {name: read_range(opened[name], first, last)[0] for name in ("indices", "edge_id", *rest)}
-            slots = {"dst": targets.of(first, last), "src": held.pop("indices"), **held}
+            slots = {"dst": numbers.of(first, last), "src": held.pop("indices"), **held}
             slots["edge_id"] = events.moved(slots["edge_id"])
             forget(events.at)
             end = (None,) if last == count else (int(slots["dst"][-1]), int(slots["edge_id"][-1]))

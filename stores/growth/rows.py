@@ -7,14 +7,15 @@ from numpy.typing import NDArray
 
 from ooc.stores.arrays.rows import AnyArray, Ids, Rows, check_request
 from ooc.stores.io.threads import Background
+from ooc.stores.manifest import NODE
 
 DELTA_ROWS, DELTA_VALUES = "row", "value"
 """arrays of a view: the new or changed rows, ascending, and their values"""
 
 
-def delta_array(name: str, what: str) -> str:
-    """Path of such an array: `delta_array("x", DELTA_ROWS)` is `"delta/x/row"`."""
-    return f"delta/{name}/{what}"
+def delta_array(name: str, what: str, node_type: str = NODE) -> str:
+    """Path of such an array: `delta_array("x", DELTA_ROWS)` is `"delta/x/row"`, of a type of several `"delta/paper/x/row"`."""
+    return f"delta/{name}/{what}" if node_type == NODE else f"delta/{node_type}/{name}/{what}"
 
 
 class DeltaRows(Background):

@@ -322,7 +322,7 @@ def map_edges(
 
 
 def refuse_missing(duck: Duck, edges: EdgeColumns, kinds: Kinds, tables: Sequence[IdTable]) -> None:
-    """Raise InputError for the first edge with an end that is not among the ids of its table."""
+    """Raise InputError for the first edge with an end that is not among the ids of its table, if there is one."""
     order = {"src": 0, "dst": 1}
     missing = " UNION ALL ".join(
         f"SELECT edge_id, {order[each.side]} AS side, {each.side}::VARCHAR AS id FROM ({edges.relation(kinds)}) e "
@@ -332,6 +332,8 @@ def refuse_missing(duck: Duck, edges: EdgeColumns, kinds: Kinds, tables: Sequenc
     position, side, value = duck.one(
         f"SELECT min(edge_id), arg_min(side, (edge_id, side)), arg_min(id, (edge_id, side)) FROM ({missing})"
     )
+    if position is None:
+        return
     table = next(each for each in tables if order[each.side] == side)
     shown = value if kinds[side] == "int" else repr(value)
     raise InputError(

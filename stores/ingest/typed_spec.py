@@ -23,8 +23,8 @@ _OF_ONE = (
 )
 """fields of an ingest of one type only"""
 _OF_TABLES = ("header", "id_type", "drop_missing", "allow_nan", "dtype")
-_OF_NODES = (*_OF_TABLES, "normalize")
-_OF_EDGES = (*_OF_TABLES, "drop_duplicates", "drop_self_loops", "time_unit", "edge_ids", "sorted")
+OF_NODES = (*_OF_TABLES, "normalize")
+OF_EDGES = (*_OF_TABLES, "drop_duplicates", "drop_self_loops", "time_unit", "edge_ids", "sorted")
 """fields that are the same for all types"""
 _TASK = "task"
 """the one field that is of node types and of edge types"""
@@ -167,21 +167,21 @@ def spec_of(given: Mapping[str, Any], parse: Parse = lambda model, values: model
     dict_keys(['author', 'paper'])
     """
     if not is_typed(given.get("edges")):
-        return parse(IngestSpec, {name: _only(name, value) for name, value in given.items()})
+        return parse(IngestSpec, {name: only(name, value) for name, value in given.items()})
     defaults = {name: field.get_default(call_default_factory=True) for name, field in IngestSpec.model_fields.items()}
     given = {name: value for name, value in given.items() if name == "out" or value != defaults.get(name)}
     for name in _OF_ONE:
         if name in given:
             raise ConfigError(f"`{name}` is for graphs of one type of nodes and edges: leave it out")
-    edges = list(_keyed("edges", given["edges"], True))
+    edges = list(keyed("edges", given["edges"], True))
     if not edges:
         raise ConfigError("`edges` names no edge type: give one at least")
     types = _node_types(given, edges)
-    of_nodes = _fields(given, types, BY_NODE_TYPE, _OF_NODES, False)
-    of_edges = _fields(given, edges, BY_EDGE_TYPE, _OF_EDGES, True)
+    of_nodes = fields_of_types(given, types, BY_NODE_TYPE, OF_NODES, False)
+    of_edges = fields_of_types(given, edges, BY_EDGE_TYPE, OF_EDGES, True)
     _settle(given, of_nodes, of_edges)
-    nodes = {name: _made(parse, NodeTypeSpec, f"node type {name!r}", given, of_nodes[name]) for name in types}
-    specs = {key: _made(parse, EdgeTypeSpec, f"edge type {show_edge_type(key)}", given, of_edges[key]) for key in edges}
+    nodes = {name: made_of_type(parse, NodeTypeSpec, f"node type {name!r}", given, of_nodes[name]) for name in types}
+    specs = {key: made_of_type(parse, EdgeTypeSpec, f"edge type {show_edge_type(key)}", given, of_edges[key]) for key in edges}
     rest: dict[str, Any] = {name: given[name] for name in ("out", "reverse", "memory", "shard") if name in given}
     by_text = {show_edge_type(key): spec for key, spec in specs.items()}
     return parse(HeteroSpec, {**rest, "nodes": nodes, "edges": by_text})
@@ -194,7 +194,13 @@ def is_typed(edges: Any) -> bool:
     return isinstance(edges, Mapping) or listed
 
 
-def _only(name: str, value: Any) -> Any:
+def has_types(nodes: Any) -> bool:
+    """Whether the value of `nodes` is of tables by type."""
+    texts = [nodes] if isinstance(nodes, str) else nodes
+    return isinstance(nodes, Mapping) or (isinstance(texts, list | tuple) and any("=" in str(each) for each in texts))
+
+
+def only(name: str, value: Any) -> Any:
     """The value of a field that is not by type. Raises ConfigError if there are several."""
     if name in _LISTS or name not in (*BY_NODE_TYPE, *BY_EDGE_TYPE):
         return value
@@ -208,14 +214,14 @@ def _only(name: str, value: Any) -> Any:
     return value[0]
 
 
-def _fields(
+def fields_of_types(
     given: Mapping[str, Any], types: Sequence[Key], by_type: Iterable[str], shared: Iterable[str], of_edges: bool
 ) -> dict[Key, dict[str, Any]]:
     """The fields of each type. Raises ConfigError for a value without a type, or of an unknown one."""
     found: dict[Key, dict[str, Any]] = {each: {} for each in types}
     for name in by_type:
         values = _tasks(given.get(name), of_edges) if name == _TASK else given.get(name)
-        for key, value in _keyed(name, values, of_edges).items():
+        for key, value in keyed(name, values, of_edges).items():
             if key is not None and key not in found:
                 what, there = ("node", "edge")[of_edges], ", ".join(_shown(each) for each in types)
                 raise ConfigError(f"`{name}`: there is no {what} type {_shown(key)}; there are {there}")
@@ -237,7 +243,7 @@ def _tasks(value: Any, of_edges: bool) -> Any:
 
 def _settle(given: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]], edges: Mapping[EdgeKey, dict[str, Any]]) -> None:
     """Put the fields of all types where they mean something. Raises ConfigError if that is nowhere."""
-    own = _keyed("id", given.get("id"), False)
+    own = keyed("id", given.get("id"), False)
     for key, fields in edges.items():
         if fields["edges"] is None:
             raise ConfigError(f"`edges` of {show_edge_type(key)} is None: give files, an array or a table")
@@ -261,7 +267,8 @@ def _settle(given: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]], edges
                 fields.pop("time_unit", None)
 
 
-def _made(parse: Parse, model: type[Made], what: str, given: Mapping[str, Any], fields: Mapping[str, Any]) -> Made:
+def made_of_type(parse: Parse, model: type[Made], what: str, given: Mapping[str, Any], fields: Mapping[str, Any]) -> Made:
+    """The specification of one type, named `what` in messages."""
     try:
         return parse(model, {"out": given["out"], **fields})
     except ConfigError as error:
@@ -270,11 +277,11 @@ def _made(parse: Parse, model: type[Made], what: str, given: Mapping[str, Any], 
 
 def _node_types(given: Mapping[str, Any], edges: Sequence[EdgeKey]) -> list[str]:
     """The node types that `nodes` and `num_nodes` name or, without any, the ends of the edges."""
-    named = [key for name in ("nodes", "num_nodes") for key in _keyed(name, given.get(name), False) if key is not None]
+    named = [key for name in ("nodes", "num_nodes") for key in keyed(name, given.get(name), False) if key is not None]
     return list(dict.fromkeys(named or [end for key in edges for end in (key[0], key[2])]))
 
 
-def _keyed(name: str, value: Any, of_edges: bool) -> dict[Any, Any]:
+def keyed(name: str, value: Any, of_edges: bool) -> dict[Any, Any]:
     """The values of an option by type, under None one for all types. Raises ConfigError where a type is missing or repeated."""
     if value is None:
         return {}
