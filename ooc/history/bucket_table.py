@@ -9,7 +9,6 @@ written: with room for all, nothing is.
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from ooc.history.row_optimizers import packed_width
 from ooc.runtime.keyed_random import keyed_uniform
 from ooc.sampling.bucket_order import Visit
+from ooc.sampling.upcoming_buckets import UpcomingBuckets
 from ooc.stores.arrays.bucket_rows import BucketRows, bucket_buffer
 from ooc.stores.io.pages import PAGE_BYTES, page_buffer
 from ooc.stores.jit import kernel
@@ -96,9 +96,7 @@ class BucketTable:
         self._slot = np.full(shape.buckets, -1, np.int64)  # of memory, by bucket
         self._dirty = np.zeros(shape.buckets, bool)
         self._free = list(range(self.room))
-        self._visits: Sequence[Visit] = ()
-        self._at = 0
-        self._uses: list[list[int]] = []
+        self._ahead = UpcomingBuckets()
         self._coming: tuple[int, int, Future[None]] | None = None  # (bucket, slot, when it is there)
         self._pool = ThreadPoolExecutor(1, "ooc-buckets")
         self.waited = 0.0
@@ -110,19 +108,15 @@ class BucketTable:
         """Have these visits next, in this order; `visit` goes through them. later: those behind them, as far as known."""
         assert self.room >= min(self.shape.buckets, 1 + len(visits[0].resident)), "the one to read ahead has a place too"
         self._settle()
-        self._visits, self._at = visits, -1
-        self._uses = [[] for _ in range(self.shape.buckets)]
-        for number, visit in enumerate([*visits, *later]):
-            for bucket in visit.resident if number == 0 else visit.swap[1:] if visit.swap else ():
-                self._uses[bucket].append(number)
+        self._ahead = UpcomingBuckets(visits, later)
 
     def visit(self, number: int) -> None:
         """Have the buckets of a visit in memory, and read the next one ahead. StoreError where the disk fails."""
-        if number == self._at:
+        if number == self._ahead.at:
             return
         began = perf_counter()
-        self._at = number
-        for bucket in self._visits[number].resident:
+        self._ahead.at = number
+        for bucket in self._ahead.resident:
             if self._slot[bucket] < 0:
                 self._bring(bucket)
         self.waited += perf_counter() - began
@@ -136,14 +130,14 @@ class BucketTable:
 
     def changed(self) -> None:
         """Rows of the visit's buckets were changed in memory."""
-        self._dirty[list(self._visits[self._at].resident)] = True
+        self._dirty[list(self._ahead.resident)] = True
 
     def flush(self) -> None:
         """Write all that was changed, so that the files have what memory has. Raises StoreError where the disk is full."""
         self._settle()
         for bucket in np.flatnonzero(self._dirty & (self._slot >= 0)).tolist():
             self._write(bucket, int(self._slot[bucket]))
-        if self._visits and self._at >= 0:
+        if self._ahead.at >= 0:
             self._read_ahead()
 
     def read(self, ids: Ints, kept: str | None = None) -> Floats:
@@ -210,13 +204,15 @@ class BucketTable:
 
     def _read_ahead(self) -> None:
         """Begin to read the next bucket that is not in memory, if one can leave for it."""
-        if self._coming is not None:
-            return
-        for number in range(self._at + 1, len(self._visits)):
-            swap = self._visits[number].swap
-            if swap is not None and self._slot[swap[1]] < 0:
-                self._start(swap[1], before=number)
-                return
+        following = self._ahead.next_missing(self._here) if self._coming is None else None
+        if following is not None:
+            number, bucket = following
+            self._start(bucket, before=number)
+
+    @property
+    def _here(self) -> set[int]:
+        """The buckets in memory."""
+        return set(np.flatnonzero(self._slot >= 0).tolist())
 
     def _start(self, bucket: int, before: int | None = None) -> None:
         """Read a bucket into a free place, or that of the one that is used last from now on, which is written first.
@@ -227,24 +223,12 @@ class BucketTable:
         if self._free:
             slot = self._free.pop()
         else:
-            leaves = self._last_used(before)
+            leaves = self._ahead.leaving(self._here, before)
             if leaves is None:
                 return
             slot = int(self._slot[leaves])
             self._slot[leaves] = -1
         self._coming = bucket, slot, self._pool.submit(self._exchange, leaves, bucket, slot)
-
-    def _last_used(self, before: int | None) -> int | None:
-        """The bucket in memory, but for those of this visit, whose next use is farthest: none that is used before `before`."""
-        here = set(np.flatnonzero(self._slot >= 0).tolist()) - set(self._visits[self._at].resident)
-        uses = {bucket: self._next_use(bucket) for bucket in sorted(here)}
-        found = max(uses, key=lambda bucket: uses[bucket], default=None)
-        return None if found is None or (before is not None and uses[found] <= before) else found
-
-    def _next_use(self, bucket: int) -> float:
-        own = self._uses[bucket]
-        at = bisect_right(own, self._at)
-        return own[at] if at < len(own) else math.inf
 
     def _exchange(self, leaves: int | None, comes: int, slot: int) -> None:
         """Write a bucket, if it was changed, and read another one in its place."""

@@ -203,6 +203,10 @@ class RelationSplit:
         """Links of a split."""
         return sum(len(each) for each in self.members(name))
 
+    def count_of(self, name: str) -> int:
+        """Links of a split, 0 where there is none of that name."""
+        return self.count(name) if name in self.names else 0
+
     def links(self, name: str, memory: int = 0) -> Triples:
         """All links of a split: 24 bytes each."""
         found = list(self._links.pieces(self.members(name), memory))

@@ -13,6 +13,8 @@ from ooc.layerwise.pass_plan import label_of
 from ooc.planning.choose_mode import ModeChoice
 from ooc.planning.over_ranks import RanksPlan
 from ooc.planning.run_plan import NAMES, Plan
+from ooc.planning.table_plan import TablePlan
+from ooc.runtime.memory_plan import MemoryPlan
 from ooc.stores.sizes import format_bytes
 from ooc.training.full_mode import FullPlan
 
@@ -33,6 +35,23 @@ def _of_run(plan: Plan) -> list[Table | Text]:
 def _of_step(plan: FullPlan) -> list[Table | Text]:
     """Every value's placement, each op's cost, and the whole step."""
     return [_values(plan.program, plan.step), _ops(plan.step), _step(plan.step), *_ranks(plan.ranks)]
+
+
+@tables.register
+def _of_table(plan: TablePlan) -> list[Table | Text]:
+    """Where the table is, and what an epoch exchanges."""
+    table = _table(f"a table, {plan.steps_per_epoch:,} batches an epoch", "", "")
+    table.add_row("rows", f"{plan.rows:,} x {plan.width} float32, {format_bytes(plan.row_bytes)} each with their state")
+    table.add_row(plan.unit, f"{plan.parts:,} of {format_bytes(plan.part_bytes)}, {plan.trained:,} trained at a time")
+    table.add_row("of them in memory", f"{plan.in_memory:,}, {plan.resident_rows:,} rows")
+    if "swaps" in plan.facts:
+        table.add_row("exchanges an epoch", "{:,} (no order less than {:,})".format(*plan.facts.values()))
+    for name, moved in (("first epoch", plan.first), ("a later epoch", plan.later)):
+        read, written = (format_bytes(count * plan.part_bytes) for count in (moved.read, moved.written))
+        table.add_row(name, f"{read} read, {written} written")
+    table.add_row("links read, an epoch", format_bytes(plan.link_bytes_read))
+    table.add_row("on disk, at least", format_bytes(plan.disk_bytes))
+    return [_parts(plan.budget, plan.peak_bytes), table, Text(plan.advice)]
 
 
 def _ranks(plan: RanksPlan | None) -> list[Table | Text]:
@@ -81,10 +100,14 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _memory(plan: Plan) -> Table:
+    return _parts(plan.budget, plan.prediction.peak_rss_bytes)
+
+
+def _parts(budget: MemoryPlan, peak: int) -> Table:
     table = _table("memory", "part", "size")
-    for name, size in plan.budget.parts().items():
+    for name, size in budget.parts().items():
         table.add_row(name, format_bytes(size))
-    table.add_row("predicted peak", format_bytes(plan.prediction.peak_rss_bytes), style="bold")
+    table.add_row("predicted peak", format_bytes(peak), style="bold")
     return table
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ooc.config.base import RunConfig
 from ooc.config.lightgcn import LightGCNConfig
 from ooc.history.column_blocks import MOVING, StoredBlocks, column_bytes
 from ooc.history.grown_table import moved_rows
@@ -22,6 +23,8 @@ from ooc.loading.relation_links import RelationLinks, RelationSplit
 from ooc.metrics.link_losses import LinkLoss
 from ooc.models.edge_decoders import DotDecoder
 from ooc.models.link_scores import DotScorer
+from ooc.planning.over_ranks import RanksPlan
+from ooc.planning.table_plan import Exchanged, TablePlan
 from ooc.runtime.keyed_random import Cursor, Purpose, key, seeds_of, steps_of
 from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.ranks import ALONE, Ranks
@@ -68,6 +71,7 @@ class LightGCNMode(Mode):
     auto_device = "cpu"
     typed = True
     has_table = True
+    plans_unopened = True
     saves_device = "a smaller `hidden`"
 
     def __init__(self, config: LightGCNConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
@@ -118,6 +122,36 @@ class LightGCNMode(Mode):
             )
         stay = (room - own * (MOVING * column + working)) // (own * column)
         return [own] * (width // own), min(width // own, MOVING + stay)
+
+    @classmethod
+    def planned(cls, config: RunConfig) -> RunConfig:
+        return config
+
+    def predict(self, seconds: float, variants: bool) -> TablePlan:
+        """See `Mode`; by the numbers that a run is divided by."""
+        rows, parts, own, steps = self.links.num_nodes, len(self.columns), self.columns[0], self.steps_per_epoch
+        entries, moved = 8 * len(self.train), 0 if self.room >= parts else parts + MOVING - self.room
+        passes = 2 * self.config.layers * parts * steps if entries > self._adjacency_room else 0
+        used = self._adjacency_bytes() + _WORKING * 4 * rows * own + self.room * own * column_bytes(rows)
+        return TablePlan(
+            budget=self.budget,
+            unit="blocks of columns",
+            rows=rows,
+            width=self.config.hidden,
+            row_bytes=column_bytes(self.config.hidden),
+            parts=parts,
+            part_bytes=own * column_bytes(rows),
+            in_memory=self.room,
+            trained=1,
+            steps_per_epoch=steps,
+            first=Exchanged((steps - 1) * moved, steps * moved),
+            later=Exchanged(steps * moved, steps * moved),
+            link_bytes_read=entries * passes,
+            spare=max(0, self.budget.batches - used),
+        )
+
+    def predict_ranks(self, nproc: int, bandwidth: int) -> RanksPlan:
+        raise ConfigError("nproc does not apply to mode lightgcn, which trains in one process: leave it out")
 
     def _adjacency_bytes(self) -> int:
         """Of the neighbors that are in memory, and of two numbers a node."""

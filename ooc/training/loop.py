@@ -7,7 +7,7 @@ never interrupted. Checkpoints are taken between optimizer steps only: no gradie
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -24,7 +24,7 @@ from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.working import scratch_folder
 from ooc.training.callbacks import Callback
 from ooc.training.checkpoint import nearest_folder
-from ooc.training.open_run import open_run
+from ooc.training.open_run import check_types, open_dataset, open_run
 from ooc.training.registry import mode_of
 from ooc.training.run import Run
 from ooc.training.watchers import Watchers
@@ -78,7 +78,8 @@ def plan(config: RunConfig, nproc: int = 1, bandwidth: int = 0) -> Any:
     """What training by `config` would take; nothing is left on disk. nproc, bandwidth: as of `ooc.plan`, in bytes a second.
 
     Returns:
-        `ooc.planning.run_plan.Plan`, or `ooc.training.full_mode.FullPlan` of exact training.
+        `ooc.planning.run_plan.Plan`, `ooc.training.full_mode.FullPlan` of exact training, or
+        `ooc.planning.table_plan.TablePlan` of modes table and lightgcn.
 
     Raises:
         ConfigError: There is no plan of the mode; else as `train` before its first step.
@@ -97,7 +98,14 @@ def plan(config: RunConfig, nproc: int = 1, bandwidth: int = 0) -> Any:
 
 @contextmanager
 def planning(config: RunConfig, folder: Path, dataset: Dataset | None = None) -> Iterator[Any]:
-    """The mode of `config`, open in `folder`, to be planned."""
+    """The mode of `config`, open in `folder` where its plan takes measurements, to be planned."""
+    kind = mode_of(config)
+    if kind.plans_unopened:
+        with ExitStack() as opened:
+            data = dataset or opened.enter_context(open_dataset(config))
+            check_types(config, data)
+            yield opened.enter_context(closing(kind(config, data)))
+        return
     composed = mode_of(config).planned(config).model_copy(update={"out": folder, "tensorboard": False, "log": []})
     with open_run(composed, False, Watchers([]), dataset) as run:
         run.mode.config = config.model_copy(update={"out": folder})

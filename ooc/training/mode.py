@@ -94,6 +94,8 @@ class Mode(ABC):
     """whether a run's outputs are a table's: see `trained_table`"""
     plans_disk: ClassVar[bool] = False
     """whether a plan measures the disk that the run's directory is on"""
+    plans_unopened: ClassVar[bool] = False
+    """whether `predict` needs no open run, as nothing is measured"""
 
     saves_device: ClassVar[str]
     """what takes less of a GPU's memory, for people: settings that the mode accepts"""

@@ -176,6 +176,11 @@ def compose(
         if saved:
             saved["store_fingerprint"] = dataset.fingerprint
             if touched is not None:
+                if dataset.manifest.is_hetero and not mode.has_table:
+                    raise ConfigError(
+                        f"cannot resume {config.out}: only runs of modes table and lightgcn go on where a store of several "
+                        "types has grown: start another run"
+                    )
                 saved, growth = mode.adapt(saved, touched)
             check_environment(config, saved, environment(mode))
         optimizer = mode.make_optimizer()

@@ -6,7 +6,9 @@ from typing import Self
 from ooc.config.tables import TableConfig
 from ooc.history.bucket_table import TableShape
 from ooc.loading.bucket_edges import PART_EDGES
+from ooc.planning.table_plan import TablePlan, exchanges
 from ooc.runtime.memory_plan import MemoryPlan
+from ooc.sampling.bucket_order import beta_swaps, least_swaps
 from ooc.stores.arrays.bucket_rows import BucketRows
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.sizes import format_bytes
@@ -18,6 +20,8 @@ SORT_BYTES = 2**30
 RESIDENT = 8
 """buckets trained at a time, where the memory decides: with more, few of an epoch's exchanges are saved"""
 MOST_BUCKETS = 1024
+EPOCHS_PLANNED = 4
+"""of which a plan says what the first and the last one exchange: from the second on they are about alike"""
 _ROW_COPIES = 5
 """of a batch's rows: as gathered, their gradients, and what the formula makes of them"""
 _SCORE_COPIES = 6
@@ -69,6 +73,39 @@ class TableMemory:
     def room(self) -> int:
         """Buckets that memory has room for, not more than there are."""
         return min(self.shape.buckets, self.budget.buckets // self.shape.bucket_bytes)
+
+    @property
+    def described(self) -> str:
+        """The table and where it is, for people."""
+        shape, p, c = self.shape, self.shape.buckets, self.resident
+        size = format_bytes(p * shape.bucket_bytes)
+        own = f"table: {shape.rows:,} rows of {shape.width} float32, {size} with the state of {shape.optimizer}"
+        if self.room >= p:
+            return f"{own}, {'in memory' if p == 1 else f'in {p} buckets, all of them in memory'}"
+        place = f"in {p} buckets of {format_bytes(shape.bucket_bytes)}, {self.room} of them in memory and {c} trained at a time"
+        return f"{own}, {place}; an epoch exchanges {beta_swaps(p, c):,} (no order less than {least_swaps(p, c):,})"
+
+    def planned(self, seed: int, steps: int, link_bytes: int) -> TablePlan:
+        """The plan of a run. steps: of an epoch; link_bytes: of training links that it reads."""
+        shape, resident = self.shape, self.resident
+        first, *_, later = exchanges(shape.buckets, resident, self.room, seed, EPOCHS_PLANNED)
+        return TablePlan(
+            budget=self.budget,
+            unit="buckets",
+            rows=shape.rows,
+            width=shape.width,
+            row_bytes=4 * shape.packed,
+            parts=shape.buckets,
+            part_bytes=shape.bucket_bytes,
+            in_memory=self.room,
+            trained=resident,
+            steps_per_epoch=steps,
+            first=first,
+            later=later,
+            link_bytes_read=link_bytes,
+            spare=max(0, self.budget.buckets - self.room * shape.bucket_bytes),
+            facts={"swaps": beta_swaps(shape.buckets, resident), "least_swaps": least_swaps(shape.buckets, resident)},
+        )
 
     @property
     def sort_bytes(self) -> int:

@@ -16,16 +16,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ooc.config.base import RunConfig
 from ooc.config.tables import TableConfig
 from ooc.history.bucket_table import BucketTable, TableShape, TableView
 from ooc.history.grown_table import GrownTable, moved_rows
 from ooc.history.history import Growth
 from ooc.history.row_optimizers import RowOptimizer, gather_rows
-from ooc.layerwise.link_ranks import LabelledLinks, LinkRanking, SampledTable
 from ooc.loading.bucket_batches import BatchShape, EpochOrder, TableBatch, table_batches
 from ooc.loading.bucket_edges import BucketEdges, EdgeShape, Piece
-from ooc.loading.relation_links import RelationLinks, RelationSplit, Triples
+from ooc.loading.relation_links import RelationLinks, RelationSplit
 from ooc.models.link_scores import LinkScorer, make_scorer
+from ooc.planning.over_ranks import RanksPlan
+from ooc.planning.table_plan import TablePlan
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.messages import Pace
@@ -38,13 +40,13 @@ from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.io.atomic import remove_tree
-from ooc.stores.sizes import format_bytes
 from ooc.training import checkpoint
 from ooc.training.build import model_bytes
 from ooc.training.mode import Mode, RunContext, RunState, Scores
 from ooc.training.run import MODEL
 from ooc.training.table_losses import ComparedRows, LinkRows, TableLoss
-from ooc.training.table_memory import RANKING_BYTES, TableMemory
+from ooc.training.table_memory import TableMemory
+from ooc.training.table_scores import TableScores
 from ooc.training.trained_table import TrainedTable
 
 TABLE, EDGES = "table", "edges"
@@ -59,6 +61,7 @@ class TableMode(Mode):
     config: TableConfig
     typed = True
     has_table = True
+    plans_unopened = True
     saves_device = "a smaller `batch_size`, `ratio` or `hidden`"
     model: LinkScorer
     monitor: str
@@ -77,6 +80,7 @@ class TableMode(Mode):
         self.model = self._make_model().to(self.device)
         self.memory = self._divided()
         self.budget, self.shape, self.resident = self.memory.budget, self.memory.shape, self.memory.resident
+        self.scores = TableScores(config, self.model, self.links, self.split, self.budget.memory)
         self.loss_of = TableLoss(config, self._chunk, len(self.links.tails), len(self.links.heads))
         self.lr_scale, self._since_better, self._checkpoint_bytes = 1.0, 0, 0
         self._order: EpochOrder | None = None
@@ -112,12 +116,9 @@ class TableMode(Mode):
             raise ConfigError(f"eval_splits: {unknown[0]!r} is no part of the edges: give {', '.join(names)}")
         if not self.train_links:
             raise ConfigError(f"{config.store} has no edges left to train on: give a smaller val and test")
-        if (config.patience is not None or config.lr_factor < 1) and not self._count(config.val_split):
+        if (config.patience is not None or config.lr_factor < 1) and not self.split.count_of(config.val_split):
             name = "patience" if config.patience is not None else "lr_factor"
             raise ConfigError(f"{name} needs edges to validate on, and there are none: leave it out")
-
-    def _count(self, split: str) -> int:
-        return self.split.count(split) if split in self.split.names else 0
 
     def _make_model(self) -> LinkScorer:
         config = self.config
@@ -127,7 +128,7 @@ class TableMode(Mode):
     def _divided(self) -> TableMemory:
         """The memory, and the buckets that it has room for."""
         config, dataset = self.config, self.dataset
-        scored = max((self._count(name) for name in {config.val_split, *config.eval_splits}), default=0)
+        scored = max((self.split.count_of(name) for name in {config.val_split, *config.eval_splits}), default=0)
         masks = len(self.split.names) * Members.nbytes_for(self.links.num_edges)
         plan = plan_memory(dataset, model_bytes(config, self.model) + masks, {"edge_id"}, scanned=True)
         nodes = len(self.links.tails) if config.loss == "all" else 0
@@ -136,6 +137,18 @@ class TableMode(Mode):
     @property
     def _chunk(self) -> int:
         return min(self.config.chunk or self.config.batch_size, self.config.batch_size)
+
+    @classmethod
+    def planned(cls, config: RunConfig) -> RunConfig:
+        return config
+
+    def predict(self, seconds: float, variants: bool) -> TablePlan:
+        """See `Mode`; by the numbers that a run is divided by."""
+        edges = EdgeShape(self.links.num_nodes, self.train_links, self.shape.buckets, self.config.has_relations)
+        return self.memory.planned(self.config.seed, self.steps_per_epoch, self.train_links * edges.edge_bytes)
+
+    def predict_ranks(self, nproc: int, bandwidth: int) -> RanksPlan:
+        raise ConfigError("nproc does not apply to mode table, which trains in one process: leave it out")
 
     def chosen(self) -> dict[str, Any]:
         return {"buckets": self.shape.buckets, "resident": self.resident}
@@ -199,20 +212,10 @@ class TableMode(Mode):
         return larger
 
     def notes(self) -> list[str]:
-        shape, p, c = self.shape, self.shape.buckets, self.resident
-        size = format_bytes(p * shape.bucket_bytes)
-        own = f"table: {shape.rows:,} rows of {shape.width} float32, {size} with the state of {self.config.optimizer}"
-        if self.memory.room >= p:
-            place = "in memory" if p == 1 else f"in {p} buckets, all of them in memory"
-        else:
-            place = (
-                f"in {p} buckets of {format_bytes(shape.bucket_bytes)}, {self.memory.room} of them in memory and {c} trained "
-            )
-            place += f"at a time; an epoch exchanges {beta_swaps(p, c):,} (no order less than {least_swaps(p, c):,})"
-        counts = ", ".join(f"{self._count(name):,} of {name}" for name in self.split.names)
+        counts = ", ".join(f"{self.split.count_of(name):,} of {name}" for name in self.split.names)
         kinds = self.links.num_relations
         links = f"links: {counts}" + (f"; {kinds:,} relation{'s' * (kinds > 1)}" if kinds else "")
-        found = [*super().notes(), f"{own}, {place}", links]
+        found = [*super().notes(), self.memory.described, links]
         if self.config.eval_candidates is not None:
             found.append(f"scores are estimates: ranks among {self.config.eval_candidates:,} random candidates, not among all")
         return found
@@ -322,24 +325,10 @@ class TableMode(Mode):
         return found
 
     def _score(self, split: str) -> Scores | None:
-        """MRR and Hits@k of a split, among all nodes; None where it has no links."""
-        if not self._count(split):
-            return None
-        config, kept = self.config, BEST if self._scores_best else None
-        view: Any = TableView(self.table, kept)
-        if config.eval_candidates is not None:
-            nodes = {self.links.heads, self.links.tails} if config.both_ways else {self.links.tails}
-            view = SampledTable(view, nodes, config.eval_candidates, key(config.seed, Purpose.EVALUATE))
-        heads, tails = (_within(nodes, self.links.num_nodes) for nodes in (self.links.heads, self.links.tails))
-        ranking = LinkRanking(self.model, view, self._known, RANKING_BYTES, heads, tails)
-        own = _labelled(self.split.links(split, self.budget.memory))
-        return dict(ranking.scores(own, both=config.both_ways))
+        """MRR and Hits@k of a split; None where it has no links."""
+        return self.scores.of(split, self.table, BEST if self._scores_best else None)
 
     _scores_best = False
-
-    def _known(self) -> Iterator[LabelledLinks]:
-        """All links, which are true."""
-        return map(_labelled, self.links.pieces(memory=self.budget.memory))
 
     def final_scores(self) -> dict[str, Scores]:
         """Of `eval_splits`, by the rows of the best epoch."""
@@ -402,14 +391,3 @@ class TableMode(Mode):
         shape, p, c = self.shape, self.shape.buckets, self.resident
         swaps = {"swaps": beta_swaps(p, c), "least_swaps": least_swaps(p, c), "bucket_bytes": shape.bucket_bytes}
         return {"table": {"rows": shape.rows, "buckets": p, "resident": c, "in_memory": self.memory.room, **swaps}}
-
-
-def _within(nodes: range, total: int) -> Any:
-    """Which nodes are among `nodes`; None where all are."""
-    if nodes == range(total):
-        return None
-    return lambda ids: (ids >= nodes.start) & (ids < nodes.stop)
-
-
-def _labelled(triples: Triples) -> LabelledLinks:
-    return LabelledLinks(*triples)

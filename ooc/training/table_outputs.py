@@ -139,7 +139,8 @@ def trained_table(run: Path | str, dataset: Dataset) -> Iterator[TrainedTable]:
     ended, state = checkpoint.load(Path(run), MODEL), checkpoint.load(Path(run))
     if ended is None or state is None:
         raise ConfigError(f"{run} has not ended: resume it (`resume=True`)")
-    if state["store_fingerprint"] != dataset.fingerprint:
+    touched = dataset.grown_since(state["store_fingerprint"])  # none, where what was appended is merged since
+    if touched is None or len(touched):
         raise ConfigError(
             f"{run} has rows of the nodes of another store than {dataset.path}, or of the one that it was before it has grown: "
             "give that store, or go on with the run (`resume=True, grown=True`)"

@@ -10,6 +10,7 @@ from ooc.config.modes import settings_of
 from ooc.config.nodes import TrainConfig
 from ooc.loading.arguments import check_store
 from ooc.planning.run_plan import Plan
+from ooc.planning.table_plan import TablePlan
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.sizes import format_bytes, parse_bytes
@@ -70,7 +71,7 @@ def train(
 
 def plan(
     config: RunConfig | Path | str | None = None, *, nproc: int = 1, bandwidth: int | str = BANDWIDTH, **settings: Any
-) -> Plan | FullPlan:
+) -> Plan | FullPlan | TablePlan:
     """Predict memory, time, bytes and bottleneck of `train` with the same settings; nothing is left on disk.
 
     Args:
@@ -81,7 +82,7 @@ def plan(
 
     Returns:
         A `Plan`: `prediction`, `budget`, `advice`, and `choice` with the modes compared, if none was given. Of mode full, a
-        `FullPlan`.
+        `FullPlan`; of modes table and lightgcn, a `TablePlan`, which predicts memory and bytes.
 
     Raises:
         ConfigError: If the mode has no plan, or settings and store do not fit.
@@ -102,7 +103,7 @@ def _with_path(settings: dict[str, Any], alone: bool) -> dict[str, Any]:
     return {**(store.settings if alone else {}), **settings, "store": store.path}
 
 
-def plan_of(config: RunConfig, nproc: int = 1, bandwidth: int | str = BANDWIDTH) -> Plan | FullPlan:
+def plan_of(config: RunConfig, nproc: int = 1, bandwidth: int | str = BANDWIDTH) -> Plan | FullPlan | TablePlan:
     """The plan of a configuration, of the best mode if it leaves the mode open. nproc, bandwidth: as of `plan`."""
     if nproc < 1:
         raise ConfigError(f"nproc = {nproc} is invalid: give a number of processes")
@@ -115,7 +116,7 @@ def plan_of(config: RunConfig, nproc: int = 1, bandwidth: int | str = BANDWIDTH)
         choice, made = compare(cast(TrainConfig, config))
         return replace(made, choice=choice)
     try:
-        found = cast("Plan | FullPlan", loop.plan(config, nproc, parse_bytes(bandwidth, "bandwidth")))
+        found = cast("Plan | FullPlan | TablePlan", loop.plan(config, nproc, parse_bytes(bandwidth, "bandwidth")))
     except BudgetError as error:
         raise BudgetError(f"{error}{technique_that_fits(config)}") from error
     if isinstance(found, Plan) and found.prediction.peak_rss_bytes > CLOSE * found.budget.memory:

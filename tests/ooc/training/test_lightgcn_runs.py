@@ -16,11 +16,12 @@ from torch_geometric.nn.models import LightGCN
 from torch_geometric.utils import to_undirected
 
 import ooc
+from ooc.cli.main import main
 from ooc.config.lightgcn import LightGCNConfig
 from ooc.runtime import memory_plan
 from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.errors import BudgetError, ConfigError
-from ooc.training.loop import train
+from ooc.training.loop import plan, train
 from ooc.training.open_run import open_run
 from ooc.training.watchers import Watchers
 from tests.forked import Python
@@ -100,6 +101,24 @@ def in_ram(run: Any, settings: LightGCNConfig) -> tuple[list[float], torch.Tenso
             optimizer.step()
             losses.append(loss.item())
     return losses, model.get_embedding(edge_index).detach()
+
+
+def test_a_plan_says_what_the_run_reads_and_writes(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    never = {"eval_splits": [], "eval_every": 100, "checkpoint_every": 10_000}
+    settings = config(store, tmp_path / "run", epochs=2, val_split="test", **never)
+    assert "The whole table is in memory" in plan(settings).advice
+    little_memory(monkeypatch, 20_000)
+    made = plan(settings)
+    assert made.in_memory < made.parts
+    found = train(settings)
+    assert found["columns"] == [WIDTH // made.parts] * made.parts
+    read, written = ((made.first.read + made.later.read), (made.first.written + made.later.written))
+    assert abs(found["history_bytes_read"] / made.part_bytes - read) <= 2 * made.parts, "the end reads the table once more"
+    assert abs(found["history_bytes_written"] / made.part_bytes - written) <= 2 * made.parts
+    main(["plan", str(store), "--task", "link", "--mode", "lightgcn"])
+    assert "blocks of columns" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", KINDS)

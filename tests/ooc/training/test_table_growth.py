@@ -140,3 +140,55 @@ def test_a_run_that_goes_on_after_growth_is_the_same_however_often_it_is_killed(
     train(often, resume=True)
     assert curve(often.out) == curve(once.out)
     np.testing.assert_array_equal(ooc.embed(often.out, store)[:], ooc.embed(once.out, store)[:])
+
+
+def visits(path: Path, users: range, items: range, count: int) -> Path:
+    """Links of users and items, each of which has one at least."""
+    draw = np.random.default_rng(len(users))
+    most = max(len(users), len(items))
+    user = np.concatenate([np.resize(users, most), draw.choice(users, count)])
+    item = np.concatenate([np.resize(items, most), draw.choice(items, count)])
+    split = draw.choice(["train", "val", "test"], len(user), p=[0.8, 0.1, 0.1])
+    pq.write_table(pa.table({"user": [f"u{number:03}" for number in user], "item": 10 * item, "split": split}), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind['mode']}-{kind.get('model')}")
+def test_users_and_items_grow_and_their_rows_go_on(tmp_path: Path, kind: dict[str, Any]) -> None:
+    store, key_of = tmp_path / "visits.ooc", ("user", "visits", "item")
+    how: dict[str, Any] = {"src": "user", "dst": "item", "edge_split": {key_of: "split"}}
+    ooc.ingest(store, edges={key_of: visits(tmp_path / "a.parquet", range(60), range(40), 600)}, **how)
+    settings = config(store, tmp_path / "run", kind, val=None, test=None)
+    train(settings)
+    before = {name: ooc.embed(settings.out, store, node_type=name)[:] for name in ("user", "item")}
+    with open_run(settings, True, Watchers([])) as run:
+        rows = packed_rows(run)
+    new = visits(tmp_path / "b.parquet", range(50, 85), range(30, 52), 200)
+    done = ooc.append(store, edges={key_of: new}, **how).appended
+    assert (done.nodes, done.parts["user"]["nodes"], done.parts["item"]["nodes"]) == (37, 25, 12)
+    more = settings.model_copy(update={"epochs": 3})
+    with open_run(more, True, Watchers([]), grown=True) as run:
+        grown = packed_rows(run)
+    assert len(grown) == 85 + 52
+    np.testing.assert_array_equal(grown[:60], rows[:60])
+    np.testing.assert_array_equal(grown[85 : 85 + 40], rows[60:])
+    with pytest.raises(Killed):
+        train(more, resume=True, grown=True, watcher=KillAt(run.state.total_steps + 1))
+    assert train(more, resume=True, grown=True)["epochs"] == 3
+    for name, count in (("user", 85), ("item", 52)):
+        assert ooc.embed(more.out, store, node_type=name)[:].shape == (count, before[name].shape[1])
+    assert ooc.infer(more.out, store, tmp_path / "best.parquet", top=2).rows > 0
+    ooc.compact(store)
+    assert ooc.neighbors(more.out, store, ["u080"], 3, node_type="user").item.shape == (1, 3)
+
+
+def test_other_modes_do_not_go_on_with_more_of_several_types(tmp_path: Path) -> None:
+    store, key_of = tmp_path / "visits.ooc", ("user", "visits", "item")
+    how: dict[str, Any] = {"src": "user", "dst": "item", "edge_split": {key_of: "split"}}
+    ooc.ingest(store, edges={key_of: visits(tmp_path / "a.parquet", range(60), range(40), 600)}, reverse=True, **how)
+    given: dict[str, Any] = {"task": "link", "mode": "sampled", "edge_type": "user:visits:item", "fanout": [3], "hidden": 4}
+    given["model"] = "rsage"
+    ooc.train(store=store, out=tmp_path / "run", epochs=1, threads=1, **given)
+    ooc.append(store, edges={key_of: visits(tmp_path / "b.parquet", range(50, 85), range(30, 52), 200)}, **how)
+    with pytest.raises(ConfigError, match="go on where a store of several types has grown"):
+        ooc.train(out=tmp_path / "run", resume=True, grown=True, epochs=2)

@@ -16,6 +16,7 @@ from torch_geometric.data import HeteroData
 import ooc
 from ooc.config.tables import TableConfig
 from ooc.models.link_scores import make_scorer
+from ooc.planning.table_plan import exchanges
 from ooc.report.page import write_report
 from ooc.runtime.keyed_random import Purpose, key, keyed_uniform
 from ooc.stores.arrays.bucket_rows import BucketRows
@@ -114,6 +115,33 @@ def test_memory_and_disk_give_the_same_bits(
     assert rows_of(tmp_path / "3") == rows_of(tmp_path / "4") == rows_of(tmp_path / "5")
     assert found[3]["metrics"] == found[5]["metrics"]
     assert found[5]["table_bytes_read"] < found[4]["table_bytes_read"] < found[3]["table_bytes_read"]
+
+
+@pytest.mark.parametrize("room", [3, 4, 5])
+def test_a_plan_says_what_the_run_reads_and_writes(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """By the same choices; checkpoints and the end write what is in memory besides."""
+    monkeypatch.setattr(TableMemory, "room", room)
+    settings = table_config(store, tmp_path / "run", epochs=4, eval_every=100, checkpoint_every=10_000, **DISK)
+    made = plan(settings)
+    assert not settings.out.exists()
+    found = train(settings)
+    own = found["table"]
+    assert (made.parts, made.trained, made.in_memory) == (own["buckets"], own["resident"], own["in_memory"])
+    assert made.facts == {"swaps": own["swaps"], "least_swaps": own["least_swaps"]}
+    epochs = exchanges(made.parts, made.trained, room, settings.seed, 4)
+    assert (made.first, made.later) == (epochs[0], epochs[-1])
+    ended = found["checkpoint_bytes_written"] // made.part_bytes
+    assert ended <= 2 * room
+    read, written = (sum(getattr(each, name) for each in epochs) * made.part_bytes for name in ("read", "written"))
+    scored = 2 * made.parts * made.part_bytes
+    assert read <= found["table_bytes_read"] <= read + scored
+    assert written <= found["table_bytes_written"] <= written + found["checkpoint_bytes_written"]
+    assert (read == 0) == (room == 5)
+    assert found["edge_bytes_read"] >= 4 * made.link_bytes_read
+    assert "in memory" in str(made)
+    assert json.loads(json.dumps(made.asdict()))["resident_rows"] <= made.rows
 
 
 def test_buckets_are_other_bits(store: Path, tmp_path: Path) -> None:
@@ -217,8 +245,8 @@ def test_what_does_not_fit_is_refused(store: Path, tmp_path: Path) -> None:
     refused("is more than the 3 buckets", buckets=3, resident=4)
     refused("is no part of the edges", eval_splits=["other"])
     refused("edge_type applies to heterogeneous", edge_type="a:b:c")
-    with pytest.raises(ConfigError, match="mode table has no plan"):
-        plan(table_config(store, tmp_path / "run"))
+    with pytest.raises(ConfigError, match="nproc does not apply to mode table"):
+        plan(table_config(store, tmp_path / "run"), nproc=2)
 
 
 def test_too_little_memory_says_how_much(store: Path, tmp_path: Path) -> None:
