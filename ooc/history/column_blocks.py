@@ -33,6 +33,15 @@ def column_bytes(num_rows: int) -> int:
     return 4 * PLANES * num_rows
 
 
+def block_bytes(num_rows: int, columns: int) -> int:
+    """Bytes of a block of so many columns on disk: whole pages.
+
+    >>> block_bytes(1000, 16)
+    192512
+    """
+    return -(-columns * column_bytes(num_rows) // PAGE_BYTES) * PAGE_BYTES
+
+
 class StoredBlocks:
     """`ColumnBlocks` of equal width in a directory; see the module. For one thread.
 
@@ -65,8 +74,7 @@ class StoredBlocks:
     @staticmethod
     def create(path: Path, num_rows: int, columns: list[int]) -> BucketRows:
         """Make the directory of a new table. Raises StoreError where it exists, or the disk refuses."""
-        size = columns[0] * column_bytes(num_rows)
-        return BucketRows.create(path, len(columns), -(-size // PAGE_BYTES) * PAGE_BYTES)
+        return BucketRows.create(path, len(columns), block_bytes(num_rows, columns[0]))
 
     def load(self, block: int) -> Tensor:
         """See `ColumnBlocks`; the block is changed in place."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ooc.config.base import RunConfig
 from ooc.config.lightgcn import LightGCNConfig
-from ooc.history.column_blocks import MOVING, StoredBlocks, column_bytes
+from ooc.history.column_blocks import MOVING, StoredBlocks, block_bytes, column_bytes
 from ooc.history.grown_table import moved_rows
 from ooc.history.history import Growth
 from ooc.history.propagated_table import PropagatedRows, PropagatedTable
@@ -140,7 +140,7 @@ class LightGCNMode(Mode):
             width=self.config.hidden,
             row_bytes=column_bytes(self.config.hidden),
             parts=parts,
-            part_bytes=own * column_bytes(rows),
+            part_bytes=block_bytes(rows, own),
             in_memory=self.room,
             trained=1,
             steps_per_epoch=steps,

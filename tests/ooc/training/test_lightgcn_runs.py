@@ -109,14 +109,14 @@ def test_a_plan_says_what_the_run_reads_and_writes(
     never = {"eval_splits": [], "eval_every": 100, "checkpoint_every": 10_000}
     settings = config(store, tmp_path / "run", epochs=2, val_split="test", **never)
     assert "The whole table is in memory" in plan(settings).advice
-    little_memory(monkeypatch, 20_000)
+    little_memory(monkeypatch, 10_000)
     made = plan(settings)
     assert made.in_memory < made.parts
     found = train(settings)
     assert found["columns"] == [WIDTH // made.parts] * made.parts
     read, written = ((made.first.read + made.later.read), (made.first.written + made.later.written))
-    assert abs(found["history_bytes_read"] / made.part_bytes - read) <= 2 * made.parts, "the end reads the table once more"
-    assert abs(found["history_bytes_written"] / made.part_bytes - written) <= 2 * made.parts
+    assert abs(found["history_bytes_read"] / made.part_bytes - read) <= 3 * made.parts, "the end reads it too"
+    assert abs(found["history_bytes_written"] / made.part_bytes - written) <= 3 * made.parts
     main(["plan", str(store), "--task", "link", "--mode", "lightgcn"])
     assert "blocks of columns" in capsys.readouterr().out
 

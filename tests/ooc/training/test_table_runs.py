@@ -123,7 +123,8 @@ def test_a_plan_says_what_the_run_reads_and_writes(
 ) -> None:
     """By the same choices; checkpoints and the end write what is in memory besides."""
     monkeypatch.setattr(TableMemory, "room", room)
-    settings = table_config(store, tmp_path / "run", epochs=4, eval_every=100, checkpoint_every=10_000, **DISK)
+    unscored: dict[str, Any] = {"val": 0.0, "test": 0.0, "eval_splits": [], "checkpoint_every": 10_000}
+    settings = table_config(store, tmp_path / "run", epochs=4, **unscored, **DISK)
     made = plan(settings)
     assert not settings.out.exists()
     found = train(settings)
@@ -133,10 +134,9 @@ def test_a_plan_says_what_the_run_reads_and_writes(
     epochs = exchanges(made.parts, made.trained, room, settings.seed, 4)
     assert (made.first, made.later) == (epochs[0], epochs[-1])
     ended = found["checkpoint_bytes_written"] // made.part_bytes
-    assert ended <= 2 * room
+    assert ended <= 5 * room, "one an epoch, and the end"
     read, written = (sum(getattr(each, name) for each in epochs) * made.part_bytes for name in ("read", "written"))
-    scored = 2 * made.parts * made.part_bytes
-    assert read <= found["table_bytes_read"] <= read + scored
+    assert found["table_bytes_read"] == read
     assert written <= found["table_bytes_written"] <= written + found["checkpoint_bytes_written"]
     assert (read == 0) == (room == 5)
     assert found["edge_bytes_read"] >= 4 * made.link_bytes_read
