@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ooc.models.pre_aggregation import pre_aggregation_of
     from ooc.planning.run_plan import Plan
     from ooc.pyg.build_store import from_data, ingest
-    from ooc.pyg.change_store import append, split
+    from ooc.pyg.change_store import append, reduce, split
     from ooc.report.page import write_report
     from ooc.runtime.memory import MemoryMeter
     from ooc.runtime.version import __version__
@@ -103,6 +103,7 @@ __all__ = [
     "plan",
     "pre_aggregation_of",
     "rank",
+    "reduce",
     "split",
     "top_k",
     "train",
@@ -169,6 +170,7 @@ __getattr__ = lazy_exports(
         "plan": "ooc.training.verbs",
         "pre_aggregation_of": "ooc.models.pre_aggregation",
         "rank": "ooc.training.rank",
+        "reduce": "ooc.pyg.change_store",
         "split": "ooc.pyg.change_store",
         "top_k": "ooc.layerwise.top_k",
         "train": "ooc.training.verbs",

@@ -16,6 +16,7 @@ from ooc.stores.arrays.rows import AnyArray, Rows
 from ooc.stores.edge_set import EdgeSet
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.events import Events
+from ooc.stores.feature_map import FeatureMap
 from ooc.stores.graph import Graph
 from ooc.stores.graph_set import GraphSet
 from ooc.stores.growth.lineage import touched_since
@@ -325,6 +326,15 @@ class Dataset:
     def encoding(self, name: str) -> Encoding:
         """Return the encoding of `stored(name)`. Raises as `rows` does."""
         return self.nodes().encoding(name)
+
+    def feature_map(self, name: str = "x") -> FeatureMap | None:
+        """Return the map that made a node feature narrower (`reduce`, `select`), None if it is as wide as its input was.
+
+        Raises InputError if there is no such array, StoreError if the map is damaged.
+
+        >>> ds.feature_map("x").apply(raw)  # float32[n, 64] of [n, 500]
+        """
+        return self.nodes().feature_map(name)
 
     def edge_rows(self, name: str) -> Rows:
         """Return `indices` or one of `graph.columns` as Rows [E], or `indptr` as Rows [N + 1], for edges that stay on disk.

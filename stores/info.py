@@ -37,6 +37,7 @@ def _describe(store: Path) -> dict[str, Any]:
         "path": str(store),
         **_described(manifest),
         "arrays": arrays,
+        "reduced": _reduced(manifest),
         "bytes": sum(each["bytes"] for each in arrays.values()) + _ids_bytes(path),
         "fingerprint": fingerprint(path),
         "appends": len(appends),
@@ -52,6 +53,12 @@ def _described(manifest: Manifest) -> dict[str, Any]:
     own = manifest.node_type()
     types = {name: found[name] for name in ("node_types", "edge_types")}
     return {**manifest.model_dump(mode="json"), **types, "splits": dict(own.splits), "has_ids": own.id_kind is not None}
+
+
+def _reduced(manifest: Manifest) -> dict[str, str]:
+    """Array -> how it was made narrower, in words."""
+    types = [(each.name, name, reduced) for each in manifest.node_types for name, reduced in each.reduced.items()]
+    return {names.node_array(name, node_type): reduced.text for node_type, name, reduced in types}
 
 
 def _array(path: Path, name: str) -> dict[str, Any]:

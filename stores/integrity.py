@@ -14,6 +14,7 @@ from ooc.stores.arrays.checksums import checksums, has_checksums
 from ooc.stores.arrays.encoding import encoding_of
 from ooc.stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
 from ooc.stores.errors import StoreError
+from ooc.stores.feature_map import map_rows
 from ooc.stores.fingerprints import array_names, file_crc32c
 from ooc.stores.growth.delta import reading
 from ooc.stores.io.remote.array import RemoteArray
@@ -131,6 +132,7 @@ def expected_rows(manifest: Manifest) -> dict[str, int | None]:
         expected[names.PARTS] = manifest.partition.parts + 1
     for node_type in manifest.node_types:
         expected |= {names.node_array(name, node_type.name): node_type.count for name in node_type.arrays}
+        expected |= map_rows(node_type)
     if manifest.graphs is not None:
         expected |= dict.fromkeys((names.GRAPH_PTR, names.GRAPH_EDGE_PTR), manifest.graphs.count + 1)
         expected |= {names.graphs_array(name): manifest.graphs.count for name in manifest.graphs.arrays}

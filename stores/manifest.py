@@ -36,6 +36,8 @@ PARTS = "graph/parts"
 GRAPHS = "graphs"
 """group with the graphs of a store of many"""
 GRAPH_PTR, GRAPH_EDGE_PTR = "graphs/ptr", "graphs/edge_ptr"
+REDUCTIONS = "reductions"
+"""group with the maps that made features narrower; see `ooc.stores.feature_map`"""
 EVENTS = "events"
 """group with the edges of a temporal graph in time order"""
 CHECKSUMS = "checksums"
@@ -61,6 +63,8 @@ Task = Literal["multiclass", "binary", "multilabel", "regression"]
 """what labels are: one of several classes, of two, several classes at once, or numbers"""
 IdKind = Literal["int", "str"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
+ReductionMethod = Literal["pca", "svd", "random", "variance", "mutual"]
+_KEPT = {"pca": "variance", "variance": "variance", "svd": "sum of squares"}
 
 
 _MEANING = ("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "codecs", "fill_value")
@@ -88,6 +92,11 @@ def column(name: str) -> str:
 def node_array(name: str, node_type: str = NODE) -> str:
     """Path of a node array in the group: `node_array("x")` is `"node/node/x"`."""
     return f"node/{node_type}/{name}"
+
+
+def reduction_array(part: str, name: str, node_type: str = NODE) -> str:
+    """Path of a part of the map of a node array: `reduction_array("mean", "x")` is `"reductions/node/x/mean"`."""
+    return f"{REDUCTIONS}/{node_type}/{name}/{part}"
 
 
 def graphs_array(name: str) -> str:
@@ -137,6 +146,28 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Reduced(_Part):
+    """How a feature was made narrower; `reductions/<type>/<name>` has the map."""
+
+    method: ReductionMethod
+    columns: int = Field(ge=1)
+    """columns before"""
+    width: int = Field(ge=1)
+    """columns now"""
+    seed: int = 0
+    explained: float | None = None
+    """share of the variance (svd: of the sum of squares) that is kept; None where it is not known"""
+
+    def __str__(self) -> str:
+        return f"{self.method}:{self.width} of {self.columns:,} columns"
+
+    @property
+    def text(self) -> str:
+        """What was done, and how much of the variance is kept."""
+        kept = "" if self.explained is None else f", {self.explained:.1%} of the {_KEPT[self.method]} kept"
+        return f"{self}{kept}"
+
+
 class NodeType(_Part):
     """A node type: its ids and arrays, and in a heterogeneous store the task of its labels."""
 
@@ -148,6 +179,8 @@ class NodeType(_Part):
     """kind of the external ids in ids.lmdb; None if rows are ids"""
     arrays: list[str] = []
     """names of the node arrays written with the store: x, y, split, ..."""
+    reduced: dict[str, Reduced] = {}
+    """features with fewer columns than the input has"""
     splits: dict[str, int] = {}
     """number of nodes per split"""
     task: Task | None = None
@@ -304,6 +337,7 @@ class Manifest(_Part):
         edge_arrays: list[str] | None = None,
         splits: dict[str, int] | None = None,
         id_kind: IdKind | None = None,
+        reduced: dict[str, Reduced] | None = None,
         **fields: Any,
     ) -> Self:
         """A manifest of one node type and one edge type; `fields` are further fields of the manifest."""
@@ -311,6 +345,7 @@ class Manifest(_Part):
             ranges=[(0, num_nodes)],
             count=num_nodes,
             arrays=sorted(arrays or []),
+            reduced=reduced or {},
             splits=splits or {},
             id_kind=id_kind,
         )
@@ -327,9 +362,11 @@ class Manifest(_Part):
     @property
     def least_version(self) -> int:
         """The oldest format version that knows all that the manifest says: 2 for several types, for a store of many graphs, for
-        targets of a regression and for labels or splits of edges; else 1."""
-        of_edges = any(each.task is not None or each.splits for each in self.edge_types)
-        return 2 if self.is_hetero or self.graphs is not None or self.task == "regression" or of_edges else 1
+        targets of a regression, for labels or splits of edges and for reduced features; else 1."""
+        of_types = any(each.task is not None or each.splits for each in self.edge_types) or any(
+            each.reduced for each in self.node_types
+        )
+        return 2 if self.is_hetero or self.graphs is not None or self.task == "regression" or of_types else 1
 
     def as_new(self) -> Self:
         """The manifest of a new store: with its format version. Stores of an earlier ooc keep theirs, and their fingerprint."""
@@ -401,7 +438,13 @@ class Manifest(_Part):
 
 
 _LATER = {"class_names": None, "partition": None, "order": "input", "time": None, "input": None, "graphs": None}
-_LATER_OF_NODES: list[tuple[str, Any]] = [("ranges", []), ("task", None), ("num_classes", None), ("class_names", None)]
+_LATER_OF_NODES: list[tuple[str, Any]] = [
+    ("ranges", []),
+    ("reduced", {}),
+    ("task", None),
+    ("num_classes", None),
+    ("class_names", None),
+]
 _LATER_OF_EDGES: list[tuple[str, Any]] = [
     *(("arrays", []), ("columns", []), ("has_self_loops", False), ("weighted", False), ("undirected", False)),
     *(("input", None), ("time", None), ("reverse_of", None)),

@@ -18,6 +18,7 @@ from ooc.stores.arrays.whole import loaded, whole
 from ooc.stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
 from ooc.stores.bounds import ascending, within
 from ooc.stores.errors import InputError, StoreError
+from ooc.stores.feature_map import FeatureMap, read_map
 from ooc.stores.growth.place import Place
 from ooc.stores.growth.rows import DELTA_ROWS, DELTA_VALUES, DeltaRows, delta_array
 from ooc.stores.ids import AnyIds, FetchedIds, GrownIds, IdMap, identity, rows_by_identity, whole_number
@@ -60,6 +61,7 @@ class NodeSet:
             name: DecodedRows(rows[name], each) if each.is_short else rows[name] for name, each in encodings.items()
         }
         self._members: dict[str, Members] = {}
+        self._root = place.root
         self._of = f" of node type {self.name!r}" if place.manifest.is_hetero else ""
         self.replaced = {name: f"{encodings[name].digest}{rows[name].shape}" for name in sorted(replaced)}
         """arrays that `features` of `Dataset.open` replaced: name -> what they hold, in short"""
@@ -141,6 +143,16 @@ class NodeSet:
         """Return the encoding of `stored(name)`. Raises as `rows` does."""
         self.stored(name)
         return self._encodings[name]
+
+    def feature_map(self, name: str = "x") -> FeatureMap | None:
+        """Return the map that made a feature narrower (`reduce`, `select`), None if it is as wide as its input was.
+
+        Raises InputError if there is no such array, StoreError if the map is damaged.
+
+        >>> ds.nodes("paper").feature_map("x").apply(raw)  # float32[n, 64] of [n, 500]
+        """
+        self.stored(name)
+        return read_map(self._root, name, self._type)
 
     def reading(self, name: str) -> str:
         """Describe how a node array is read: by which engine, and why if it is not the requested one."""

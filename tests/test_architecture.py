@@ -38,7 +38,7 @@ STORE_FLOORS = (
     ("ingest",),
     ("build",),
     ("events", "fingerprints", "graph_set"),
-    ("bounds", "ids"),
+    ("bounds", "feature_map", "ids"),
     ("arrays", "graph", "manifest"),
     ("io",),
     ("jit", "sizes"),

@@ -206,7 +206,7 @@ INGEST = [
         "SHARES",
         "Random splits of the labelled nodes (graphs): shares of train, val, test: 0.6,0.2,0.2.",
     ),
-    Flag("seed", "INT", "Seed of the random split. [0]"),
+    Flag("seed", "INT", "Seed of the random split, and of --reduce and --select. [0]"),
     Flag("split_index", "INT", "Which column of two-dimensional masks to use."),
     Flag(
         "dtype",
@@ -215,6 +215,12 @@ INGEST = [
         "bfloat16). [auto]",
     ),
     Flag("normalize", "none|row|standard", "Normalize features by statistics of the training rows. [none]"),
+    Flag("reduce", "METHOD:INT", "Store fewer columns of x: pca:64, svd:64 or random:64; the map is kept for appended rows."),
+    Flag(
+        "select",
+        "METHOD:INT",
+        "Store the columns of x of most variance, variance:64, or mutual information with the training labels, mutual:64.",
+    ),
     Flag("npz", "FILE", "One file with x, y, edge_index and train_mask, val_mask, test_mask."),
     Flag("pyg", "CLASS", "A PyG data set: Planetoid, package.module:Class, or a file (.pt) of graphs by torch.save."),
     Flag("arg", "NAME=VALUE", "An argument of that data set; repeatable.", repeat=True),
@@ -236,7 +242,7 @@ _APPENDED = (
 )
 _BY_TYPE = (
     *("nodes", "num_nodes", "id", "label", "split", "x_cols", "one_hot", "codes", "features", "labels", "task"),
-    *("train", "val", "test", "random_split", "split_index"),
+    *("train", "val", "test", "random_split", "split_index", "reduce", "select"),
     *("edges", "src", "dst", "weight", "time", "edge_features", "edge_label", "edge_split"),
 )
 """flags that are repeated for several types: `ooc.stores.ingest.spec.BY_NODE_TYPE` and `BY_EDGE_TYPE`"""

@@ -156,6 +156,38 @@ def split(
         print(f"note: {name_flags(note)}")
 
 
+@app.command(
+    cls=Verb,
+    rich_help_panel=STORES,
+    epilog="""
+    ooc reduce papers.ooc pca:64
+    ooc reduce academic.ooc mutual:32 --node-type paper
+    """,
+)
+def reduce(
+    store: StoreArgument,
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD:COLUMNS", help="pca:64, svd:64, random:64, or columns: variance:64, mutual:64.")
+    ],
+    node_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Node type, of several.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of what is drawn.")] = 0,
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory limit.")] = "2GB",
+) -> None:
+    """Make the features of a store narrower.
+
+    The map stays in the store, which applies it to rows that are appended.
+    Open readers keep the wide rows. Runs on these are not resumed.
+    """
+    from ooc.pyg.change_store import reduce as make_narrower
+    from ooc.stores.sizes import format_bytes
+    from ooc.training.watchers import StepBars
+
+    with after_ctrl_c(WHOLE_OR_NOT), StepBars() as bars:
+        result = make_narrower(store, method, node_type=node_type, seed=seed, memory=memory, progress=bars)
+    sizes = f"{format_bytes(result.before)} of features are {format_bytes(result.now)}"
+    print(f"{store}: {result.reduced.text}; {sizes}, in {result.seconds:.1f} s")
+
+
 @app.command(cls=Verb, rich_help_panel=STORES, epilog="ooc compact papers.ooc")
 def compact(store: StoreArgument) -> None:
     """Merge appended data into a store's arrays.
@@ -237,8 +269,15 @@ def _info_lines(fields: dict[str, Any]) -> list[str]:
     width = _width(fields["arrays"])
     for name, array in fields["arrays"].items():
         shape = " x ".join(f"{size:,}" for size in array["shape"])
-        lines.append(f"    {name:<{width}} {array['dtype']:<11} {shape:<20} {format_bytes(array['bytes'])}")
+        lines.append(
+            f"    {name:<{width}} {array['dtype']:<11} {shape:<20} {format_bytes(array['bytes'])}{_narrower(fields, name)}"
+        )
     return lines
+
+
+def _narrower(fields: dict[str, Any], name: str) -> str:
+    """How an array was made narrower, if it was."""
+    return f"  ({fields['reduced'][name]})" if name in fields["reduced"] else ""
 
 
 def _width(names: Iterable[str]) -> int:

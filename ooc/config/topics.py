@@ -54,7 +54,7 @@ INGEST: Topics = {
     "Arrays": ("features labels train val test", "split_index"),
     "Random splits": ("random_split", "seed"),
     "Whole data sets": ("pyg arg ogb", "npz graphbolt"),
-    "Storage": ("memory dtype parts order", "normalize partitioner allow_nan shard"),
+    "Storage": ("memory dtype reduce parts order", "normalize select partitioner allow_nan shard"),
 }
 """settings of `ooc ingest` and `ooc append`"""
 

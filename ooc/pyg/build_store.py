@@ -70,6 +70,8 @@ def ingest(
     split_index: int | ByType | None = None,
     dtype: Dtype = "auto",
     normalize: Literal["none", "row", "standard"] = "none",
+    reduce: str | ByType | None = None,
+    select: str | ByType | None = None,
     parts: int | Literal["auto"] | None = None,
     partitioner: Literal["auto", "metis", "stream"] = "auto",
     order: Literal["input", "degree"] = "input",
@@ -140,10 +142,14 @@ def ingest(
         val: The same for validation.
         test: The same for testing.
         random_split: Shares of train, val and test, such as (0.6, 0.2, 0.2), drawn among the labelled nodes (graphs).
-        seed: Seed of the random split.
+        seed: Seed of the random split, and of `reduce` and `select`.
         split_index: Which of several masks to use.
         dtype: How features are stored; "auto": integers as they are, everything else as float32.
         normalize: Normalization of the features.
+        reduce: Fewer columns of x, by all of its rows: "pca:64", "svd:64", or "random:64" (Gaussian). The store keeps the map
+            (`Dataset.feature_map`) and applies it to rows that are appended, which have the input's width.
+        select: The columns of x with the most variance, "variance:64", or the most mutual information with the classes of
+            the training nodes, "mutual:64" (as scikit-learn's `mutual_info_classif`).
         parts: Renumber nodes so that each of this many parts is a range of ids.
         partitioner: How parts are made.
         order: Order of the nodes: the input's, or by degree.
@@ -201,6 +207,8 @@ def from_data(
     random_split: str | Sequence[float] | None = None,
     seed: int = 0,
     split_index: int | None = None,
+    reduce: str | None = None,
+    select: str | None = None,
     parts: int | Literal["auto"] | None = None,
     order: Literal["input", "degree"] = "input",
     allow_nan: bool = False,
@@ -242,8 +250,9 @@ def from_data(
         task: What y is: "classification", "regression" (numbers to predict, NaN where unknown), or "auto": a regression where
             a tenth of y or more has a fraction.
         random_split: Shares of train, val and test, such as (0.6, 0.2, 0.2), instead of the masks.
-        seed: Seed of the random split.
+        seed: Seed of the random split, and of `reduce` and `select`.
         split_index: Which column of masks [N, S] to use.
+        reduce, select: Fewer columns of x, as of `ingest`; of a `HeteroData` those of every node type that has x.
         parts: Renumber nodes so that each of this many parts is a range of ids; `ds.external` gives the rows of `data`. Only of
             one graph, as `order`.
         order: Order of the nodes: as in `data`, or by degree.
@@ -277,6 +286,8 @@ def from_data(
         "seed": seed,
         "split_index": split_index,
         "task": task,
+        "reduce": reduce,
+        "select": select,
     }
     settings |= {"parts": parts, "order": order, "allow_nan": allow_nan, "memory": memory, "time_unit": time_unit}
     settings["random_split"] = None if random_split is None else joined(random_split)

@@ -1,4 +1,4 @@
-"""Changing stores from Python: `ooc.append` and `ooc.split`."""
+"""Changing stores from Python: `ooc.append`, `ooc.split` and `ooc.reduce`."""
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -9,11 +9,15 @@ from ooc.pyg.staging import FileOrArray, joined, staged
 from ooc.stores.errors import ConfigError
 from ooc.stores.growth import append as growth
 from ooc.stores.growth.append import AppendResult
+from ooc.stores.growth.reduce import ReduceResult
+from ooc.stores.growth.reduce import reduce as narrow
 from ooc.stores.growth.resplit import SplitResult, resplit
 from ooc.stores.growth.spec import append_spec_of
 from ooc.stores.ingest.duck import Progress, silent
+from ooc.stores.ingest.reductions import METHODS, Reduction
 from ooc.stores.ingest.spec import parse_shares
 from ooc.stores.io.remote.url import refuse_url
+from ooc.stores.sizes import parse_bytes
 
 
 def append(
@@ -123,3 +127,47 @@ def split(
     shares = None if random_split is None else parse_shares(joined(random_split))
     with staged({"train": train, "val": val, "test": test}) as files:
         return resplit(refuse_url(store, "split again"), shares, files, seed, replace, node_type)
+
+
+def reduce(
+    store: str | PathLike[str],
+    method: str,
+    *,
+    node_type: str | None = None,
+    seed: int = 0,
+    memory: str | int = "2GB",
+    progress: Progress | None = None,
+) -> ReduceResult:
+    """Make the features x of a store narrower, in one transaction, as `ooc.ingest(reduce=...)` does while it is built.
+
+    The map is that of all nodes, of "mutual" of the training nodes. It stays in the store, which applies it to rows that are
+    appended (`Dataset.feature_map`). Open data sets keep the wide rows. Runs that were trained on these are not resumed.
+
+    Args:
+        store: The store's path, or a data set.
+        method: "pca:64", "svd:64", "random:64", "variance:64" or "mutual:64": the method and the number of columns.
+        node_type: The type of the nodes, in a heterogeneous store.
+        seed: Of "random" and "mutual", and of the start of "pca" and "svd" for more than 4,096 columns.
+        memory: Limit for the process, in bytes or such as "2GB".
+        progress: Called with the step, the units done, and in total.
+
+    Returns:
+        `ReduceResult`: `reduced` (what was done), `before` and `now` (bytes of the features), `seconds`.
+
+    Raises:
+        ConfigError: If features are narrower already, or were appended to; there are none, or no such node type.
+        InputError: If there are too few columns or rows, or a value is NaN or infinite.
+        BudgetError: If the matrices do not fit in the memory.
+        StoreError: If there is no store, the disk is full, or an append or compaction is in progress.
+
+    >>> ooc.reduce("papers.ooc", "pca:64").now
+    5120000
+    """
+    path, room = refuse_url(store, "reduced"), parse_bytes(memory, "memory")
+    argument = next((each for each, methods in METHODS.items() if method.partition(":")[0] in methods), None)
+    if argument is None:
+        every = ", ".join(f"{each}:64" for methods in METHODS.values() for each in methods)
+        raise ConfigError(f"`method={method!r}`: write METHOD:COLUMNS, one of {every}")
+    asked = Reduction.of(**{"reduce": None, "select": None, argument: method})
+    assert asked is not None
+    return narrow(path, asked, node_type=node_type, seed=seed, memory=room, progress=progress or silent)

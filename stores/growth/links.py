@@ -34,7 +34,7 @@ def link_the_rest(root: Path, out: Path, without: Iterable[str] = ()) -> None:
             link_array(root, out, name)
     for ids in (names.IDS, names.GRAPH_IDS):
         link_tree(root / ids, out / ids)
-    for top in ("graph", names.GRAPHS, names.EVENTS, "node", "edge", names.CHECKSUMS):
+    for top in ("graph", names.GRAPHS, names.EVENTS, "node", "edge", names.REDUCTIONS, names.CHECKSUMS):
         for group in (root / top).rglob("zarr.json"):
             target = out / group.relative_to(root)
             if target.parent.is_dir() and not target.exists():

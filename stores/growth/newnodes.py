@@ -15,6 +15,7 @@ from ooc.stores.arrays.encoding import arrays_in, encoding_of
 from ooc.stores.arrays.rows import AnyArray
 from ooc.stores.arrays.zarr_rows import open_zarr_rows
 from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.feature_map import read_map
 from ooc.stores.growth.delta import IDS, ROWS, Appending, record_rows
 from ooc.stores.growth.lineage import input_arrays
 from ooc.stores.growth.newids import IdIndex, pack_ids, unpack_ids
@@ -27,12 +28,13 @@ from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest import ids, nodes
 from ooc.stores.ingest import splits as split_files
 from ooc.stores.ingest.duck import Duck, silent
+from ooc.stores.ingest.fit_map import narrowed
 from ooc.stores.ingest.ids import EdgeColumns, EdgeScan
 from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.labels import LabelKind
 from ooc.stores.ingest.node_inputs import NodeInputs
 from ooc.stores.ingest.times import TimeColumn, time_column
-from ooc.stores.manifest import IdKind
+from ooc.stores.manifest import IdKind, NodeType
 
 _ID_BYTES = 64
 """approximate size of an id in a record"""
@@ -225,7 +227,7 @@ class NewNodes:
         for name in self.held.names:
             with closing(open_zarr_rows(self.root, self.part.array(name), "mmap")) as rows:
                 encoding = encoding_of(rows, self.root / self.part.array(""))
-                given = self.held.features(name).expect(count, why)
+                given = narrow(self.held.features(name).expect(count, why), self.root, name, self.part.type)
                 yield name, stage_features(self.stage, f"node-{name}", given, rows, encoding, self.spec, silent)
         labels = self.held.labels()
         if labels is not None:
@@ -293,6 +295,20 @@ def _by_table(ends: Sequence[End]) -> Iterator[tuple[End, list[str]]]:
         same = [other for other in ends if other.columns is end.columns]
         if same[0] is ends[number]:
             yield end, [other.side for other in same]
+
+
+def narrow(given: nodes.Rows, root: Path, name: str, node_type: NodeType) -> nodes.Rows:
+    """The rows as wide as the store's, by the map that it has of the array. Raises InputError for rows of another width than
+    the input had, those of the store's width too."""
+    found = read_map(root, name, node_type)
+    if found is None:
+        return given
+    if (given.width or 1) != found.reduced.columns:
+        raise InputError(
+            f"{given.shown} has {given.width or 1} columns; the store's {name} is {found.reduced}: give all "
+            f"{found.reduced.columns}, as the input had them, and the store makes them narrower"
+        )
+    return narrowed(given, found)
 
 
 def _words_of(root: Path, part: NodePart) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ooc.stores.io.atomic import disk_errors, remove_leftovers, remove_tree, rem
 from ooc.stores.io.working import tidy
 from ooc.stores.manifest import VERSIONS, arrays_of, version_of, write_group
 
-_TOP = ("graph", names.GRAPHS, names.EVENTS, "node", "edge", names.CHECKSUMS, names.IDS, names.GRAPH_IDS)
+_TOP = ("graph", names.GRAPHS, names.EVENTS, "node", "edge", names.REDUCTIONS, names.CHECKSUMS, names.IDS, names.GRAPH_IDS)
 """what a store without versions has at its top level"""
 STATE = "state"
 """folder in `versions/`"""

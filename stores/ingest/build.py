@@ -254,6 +254,9 @@ class _Build:
         normalize = next(iter(self.spec.node_types.values())).normalize
         if normalize != "none" and not any(node.arrays.names for node in self.nodes.values()):
             raise ConfigError(f"`normalize={normalize!r}` scales features, and there are none: leave it out")
+        for node in self.nodes.values():
+            if node.spec.reduction is not None and "x" not in node.arrays.names:
+                raise ConfigError(f"`reduce` and `select` make the feature x narrower, and there is none{node.of}")
         for edges in self.edges.values():
             edges.check(many=self.graphs is not None)
 
@@ -320,6 +323,7 @@ class _Build:
             num_edges=int(edges.made["slots"]),
             arrays=node.array_names,
             splits=node.made["split"]["sizes"],
+            reduced=node.reduced,
             id_kind=node.kind if node.mapped or order is not None else None,
             columns=edges.stored_columns,
             has_self_loops=edges.made["loops"] > 0,

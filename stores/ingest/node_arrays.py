@@ -11,12 +11,16 @@ from numpy.typing import NDArray
 
 from ooc.stores import manifest as names
 from ooc.stores.arrays.encoding import scale_name
+from ooc.stores.arrays.whole import whole
+from ooc.stores.arrays.zarr_rows import open_zarr_rows
 from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.feature_map import write_map
 from ooc.stores.ingest import labels as label_rows
 from ooc.stores.ingest import nodes
 from ooc.stores.ingest import splits as split_files
 from ooc.stores.ingest.arrange import MakeSink, Training, in_input_order
 from ooc.stores.ingest.duck import Duck, Progress
+from ooc.stores.ingest.fit_map import Fit, Labels, fit_map, narrowed
 from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.node_inputs import NodeInputs
 from ooc.stores.ingest.random_split import random_bits
@@ -51,6 +55,8 @@ class NodeArrays:
         self.store, self.stage = steps.store, steps.stage
         self.inputs, self.num_nodes, self.make_sink, self.new = inputs, num_nodes, make_sink, new
         self.held, self._path = NodeInputs(spec, inputs, duck), partial(names.node_array, node_type=node_type)
+        self.node_type = node_type
+        self._of_type = "" if node_type == names.NODE else f" (node type {node_type!r})"
         self._labels: label_rows.Labels | None = None
 
     def _outputs(self, *arrays: str) -> list[Path]:
@@ -124,16 +130,24 @@ class NodeArrays:
         """Steps features NAME: {name: {wild}}. training: which of the store's rows are training rows, if not by `split`."""
         return {
             name: self.steps.run(
-                f"features {name}", self._feature_step(name, split, training), self._outputs(name, scale_name(name))
+                f"features {name}",
+                self._feature_step(name, split, training),
+                self._outputs(name, scale_name(name)) + self._map_of(name),
             )
             for name in self.held.names
         }
+
+    def _map_of(self, name: str) -> list[Path]:
+        folder = names.reduction_array("", name, self.node_type)
+        return [self.store / part for part in (folder, names.checksum_array(folder))]
 
     def _feature_step(self, name: str, split: dict[str, Any], training: Training | None) -> Callable[[], dict[str, Any]]:
         def write() -> dict[str, Any]:
             rows, extra = self.held.features(name), name in self.inputs.extra
             normalize, dtype = ("none", "auto") if extra else (self.spec.normalize, self.spec.dtype)
-            scale = nodes.fit_scale(rows, normalize, self._training(split, training), self.progress)
+            scale = nodes.fit_scale(rows, normalize, self._scaling(split, training), self.progress)
+            if name == "x" and self.spec.reduction is not None:
+                return self._write_narrow(name, nodes.scaled(rows, scale), scale, self._labels_of(split, training))
             storage = nodes.fit_storage(rows, dtype, scale, self.progress)
             settings = storage, scale, self.spec.allow_nan, self.progress
             flat = name != "x" and self.inputs.of_graphs(self.spec)
@@ -141,10 +155,49 @@ class NodeArrays:
 
         return write
 
+    def _write_narrow(
+        self, name: str, rows: nodes.Rows, scale: nodes.Scale, labels: Callable[[], Labels | None]
+    ) -> dict[str, Any]:
+        """Fit a map to normalized rows, and write it and what it makes of them."""
+        asked = self.spec.reduction
+        assert asked is not None
+        try:
+            own = labels() if asked.method == "mutual" else None
+            found = fit_map(rows, Fit(asked, self.spec.seed, self.duck.limit, own), self.progress)
+        except (ConfigError, InputError) as error:
+            raise type(error)(f"{error}{self._of_type}") from None
+        write_map(self.store, name, found, self.node_type)
+        narrow, unscaled = narrowed(rows, found), nodes.Scale("none", np.zeros(1))
+        storage = nodes.fit_storage(narrow, self.spec.dtype, unscaled, self.progress)
+        more = {} if scale.kind == "none" else {"normalize": scale.kind}
+        settings = storage, unscaled, self.spec.allow_nan, self.progress
+        wild = nodes.write_features(self.store, name, narrow, *settings, self.make_sink, self._path, more=more)
+        return {"wild": wild, "reduced": found.reduced.model_dump()}
+
+    def _labels_of(self, split: dict[str, Any], training: Training | None) -> Callable[[], Labels | None]:
+        """Labels of the training rows in the input's order, None without any."""
+
+        def found() -> Labels | None:
+            task, chosen = self.labels()["task"], self._training(split, training)
+            if task is None or chosen is None:
+                return None
+            if task not in ("multiclass", "binary"):
+                raise ConfigError(f"`select` mutual compares columns with classes, and the labels are those of a {task} task")
+            stored, new = whole(open_zarr_rows(self.store, self._path("y"), "mmap")), self.new
+
+            def of(first: int, last: int) -> NDArray[np.int64]:
+                labels = np.asarray(stored[first:last] if new is None else stored[new[first:last]], np.int64)
+                return np.where(chosen(first, last), labels, -1)
+
+            return of
+
+        return found
+
+    def _scaling(self, split: dict[str, Any], training: Training | None) -> Training | None:
+        return self._training(split, training) if self.spec.normalize == "standard" else None
+
     def _training(self, split: dict[str, Any], training: Training | None) -> Training | None:
         """Which rows are training rows, read from the store (the splits may be from an earlier run)."""
-        if self.spec.normalize != "standard":
-            return None
         if "train" in split["sizes"]:
             training = split_files.training_rows(self.store, split["arrays"], self._path)
         if training is None:

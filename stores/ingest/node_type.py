@@ -22,7 +22,7 @@ from ooc.stores.ingest.sources import Table
 from ooc.stores.ingest.spec import IngestSpec
 from ooc.stores.ingest.steps import Steps
 from ooc.stores.ingest.times import TimeColumn
-from ooc.stores.manifest import IdKind, NodeType
+from ooc.stores.manifest import IdKind, NodeType, Reduced
 
 
 class Edges(Protocol):
@@ -171,6 +171,11 @@ class NodeTypeIngest:
         labels = ["y"] if self.made["labels"]["task"] else []
         return [*self.made["features"], *self.made["births"], *self.made["split"]["arrays"], *labels]
 
+    @property
+    def reduced(self) -> dict[str, Reduced]:
+        """How features were made narrower."""
+        return {name: Reduced(**each["reduced"]) for name, each in self.made["features"].items() if "reduced" in each}
+
     def described(self) -> NodeType:
         """The manifest's entry of a heterogeneous store."""
         return NodeType(
@@ -178,6 +183,7 @@ class NodeTypeIngest:
             count=self.num_nodes,
             id_kind=self.kind if self.mapped else None,
             arrays=sorted(self.array_names),
+            reduced=self.reduced,
             splits=self.made["split"]["sizes"],
             **self.made["labels"],
         )

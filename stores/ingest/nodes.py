@@ -1,7 +1,7 @@
 """Node features: streamed from npy files or table columns, checked, normalized, appended; one block in memory."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,17 @@ class Scale:
                 return np.asarray(moved / np.maximum(moved.sum(axis=1, keepdims=True), 1.0))
         assert self.divisor is not None
         return np.asarray(moved / self.divisor)
+
+
+def scaled(rows: Rows, scale: Scale) -> Rows:
+    """The rows after normalization."""
+    if scale.kind == "none":
+        return rows
+
+    def blocks() -> Iterator[Block]:
+        return (scale(_two_d(block)) for block in rows.blocks())
+
+    return replace(rows, dtype=np.dtype(np.float64), blocks=blocks, rounded=lambda: None)
 
 
 def fit_scale(rows: Rows, kind: str, training: Callable[[int, int], NDArray[np.bool_]] | None, progress: Progress) -> Scale:
@@ -259,17 +270,18 @@ def write_features(
     make_sink: MakeSink = Appender,
     array: Callable[[str], str] = node_array,
     flat: bool = False,
+    more: Mapping[str, Any] | None = None,
 ) -> int:
     """Append the rows as node array `name` [N, F] (or `array(name)`) with its scales; returns the number of non-finite values.
 
-    `flat` keeps rows without columns as they are, [N], where they need no scale.
+    `flat` keeps rows without columns as they are, [N], where they need no scale; `more` are further attributes.
 
     Raises InputError for such values unless `allow_nan`, with their number and the first one's file, row and column. Values
     that overflow the dtype count as infinite.
     """
     wild, at, done = 0, (-1, -1), 0
     attributes: dict[str, Any] = storage.attributes(name) | ({} if scale.kind == "none" else {"normalize": scale.kind})
-    attributes |= {CATEGORIES: rows.categories} if rows.categories else {}
+    attributes |= ({CATEGORIES: rows.categories} if rows.categories else {}) | dict(more or {})
     if storage.step is not None:
         write_array(store, array(scale_name(name)), storage.step)
     plain = flat and rows.width is None and storage.step is None

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ooc.stores.errors import ConfigError
+from ooc.stores.ingest.reductions import Reduction
 from ooc.stores.ingest.shards import Shard
 from ooc.stores.manifest import HOMOGENEOUS, NODE, EdgeKey, Partition, TimeUnit
 from ooc.stores.sizes import parse_bytes
@@ -18,7 +19,7 @@ OF_EVENTS = ("src", "dst", "time", "weight")
 
 BY_NODE_TYPE = (
     *("nodes", "num_nodes", "id", "label", "split", "x_cols", "one_hot", "codes", "features", "labels"),
-    *("task", "train", "val", "test", "random_split", "split_index"),
+    *("task", "train", "val", "test", "random_split", "split_index", "reduce", "select"),
 )
 BY_EDGE_TYPE = ("edges", "src", "dst", "weight", "time", "edge_features", "edge_label", "edge_split", "task")
 """fields that an ingest of several types has by type; see `ooc.stores.ingest.typed_spec`"""
@@ -112,7 +113,7 @@ class IngestSpec(BaseModel):
     random_split: str | None = None
     """shares of train, val and test, such as 0.6,0.2,0.2: drawn among the labelled nodes if there are labels"""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """seed of the random split"""
+    """seed of the random split, and of `reduce` and `select`"""
     split_index: int | None = Field(default=None, ge=0)
     """which split of masks [S, N] or [N, S] to use"""
     dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "int64"] = "auto"
@@ -121,6 +122,12 @@ class IngestSpec(BaseModel):
     column, its largest magnitude / 127. Edge features are numbers with a fraction: float32 for int64, and bfloat16 for int8,
     where a scale would leak later events"""
     normalize: Literal["none", "row", "standard"] = "none"
+    reduce: str | None = None
+    """METHOD:COLUMNS, fewer columns of x: pca:64, svd:64, or random:64 (Gaussian, of Johnson and Lindenstrauss). The map is
+    that of all rows and stays in the store, which applies it to rows that are appended"""
+    select: str | None = None
+    """METHOD:COLUMNS, the columns of x with the most variance (variance:64), or most mutual information with the classes of the
+    training nodes (mutual:64)"""
     parts: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     """renumber nodes so that each of this many parts is a range of ids; auto: about 1,000 nodes each"""
     partitioner: Literal["auto", "metis", "stream"] = "auto"
@@ -174,6 +181,7 @@ class IngestSpec(BaseModel):
         self._check_split()
         self._check_order()
         self._check_shard()
+        _ = self.reduction
         if self.arg and self.pyg is None:
             raise ConfigError("`arg` is an argument of a PyG data set: give `pyg` too")
         if self.parts is None and self.partitioner != "auto":
@@ -239,6 +247,8 @@ class IngestSpec(BaseModel):
         self._check_statistics()
 
     def _check_statistics(self) -> None:
+        if self.reduction is not None:
+            raise ConfigError("`reduce` and `select` need the rows of all shards: leave them out, and use `ooc reduce` later")
         if self.normalize == "standard":
             raise ConfigError("`normalize='standard'` needs the training rows of all shards: leave it out, or `shard`")
 
@@ -249,7 +259,7 @@ class IngestSpec(BaseModel):
 
     def _check_split(self) -> None:
         if self.random_split is None:
-            if self.seed:
+            if self.seed and self.reduction is None:
                 raise ConfigError("`seed` is that of a random split: give `random_split` too")
             return
         parse_shares(self.random_split)
@@ -344,6 +354,11 @@ class IngestSpec(BaseModel):
     def part(self) -> Shard:
         """The shard to build; one of one for a whole store."""
         return Shard() if self.shard is None else Shard.parse(self.shard)
+
+    @property
+    def reduction(self) -> Reduction | None:
+        """How features are made narrower. Raises ConfigError if that is said twice, or wrongly."""
+        return Reduction.of(self.reduce, self.select)
 
     @property
     def memory_bytes(self) -> int:

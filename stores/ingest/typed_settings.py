@@ -54,6 +54,8 @@ def _refuse_unused(spec: IngestSpec, nodes: Mapping[str, Parts], edges: Mapping[
         raise ConfigError("`time_unit` says what the times' numbers mean, and no edges have `time`: leave it out")
     if spec.normalize != "none" and not any("x" in parts for parts in nodes.values()):
         raise ConfigError(f"`normalize={spec.normalize!r}` scales features, and there are none: leave it out")
+    if spec.reduction is not None and not any("x" in parts for parts in nodes.values()):
+        raise ConfigError("`reduce` and `select` make the feature x narrower, and there is none: leave them out")
     if spec.split_index is not None and not any(_has_masks(parts) for parts in nodes.values()):
         raise ConfigError("`split_index` chooses among the splits of masks, and there are none: leave it out")
 
@@ -69,7 +71,8 @@ def _has_masks(nodes: Parts) -> bool:
 def _node_spec(spec: IngestSpec, parts: Parts, labelled: bool) -> NodeTypeSpec:
     fields = _shared(spec)
     if "x" in parts:
-        fields["normalize"] = spec.normalize
+        fields |= {"normalize": spec.normalize, "reduce": spec.reduce, "select": spec.select}
+        fields |= {"seed": spec.seed} if spec.reduction is not None else {}
     if "y" in parts:
         fields["task"] = spec.task
     if spec.random_split is not None and ("y" in parts or not labelled):

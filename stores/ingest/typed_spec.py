@@ -28,6 +28,7 @@ OF_EDGES = (*_OF_TABLES, "drop_duplicates", "drop_self_loops", "time_unit", "edg
 """fields that are the same for all types"""
 _TASK = "task"
 """the one field that is of node types and of edge types"""
+_SEEDED = ("random_split", "reduce", "select")
 _LISTS = ("features", "edge_features")
 _EXAMPLES = {True: "author:writes:paper", False: "paper"}
 _TYPED_EDGES = re.compile(r"[^:=/]*:[^=/]*=")
@@ -46,6 +47,7 @@ class NodeTypeSpec(IngestSpec):
         self._check_nodes()
         self._check_split()
         self.feature_globs()
+        _ = self.reduction
         return self
 
 
@@ -250,9 +252,9 @@ def _settle(given: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]], edges
     for name, fields in nodes.items():
         if fields.get("nodes") is None and name not in own:
             fields.pop("id", None)  # that of all types: without a table there is no column of ids
-        if "random_split" in fields and given.get("seed"):
+        if given.get("seed") and any(each in fields for each in _SEEDED):
             fields["seed"] = given["seed"]
-    if given.get("seed") and not any("random_split" in fields for fields in nodes.values()):
+    if given.get("seed") and not any(each in fields for fields in nodes.values() for each in _SEEDED):
         raise ConfigError("`seed` is that of a random split: give `random_split` too")
     if given.get("undirected"):
         same = [key for key in edges if key[0] == key[2]]

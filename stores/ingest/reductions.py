@@ -1,0 +1,51 @@
+"""What `reduce` and `select` say: by which method features are made narrower, and to how many columns."""
+
+from typing import NamedTuple, get_args
+
+from ooc.stores.errors import ConfigError
+from ooc.stores.manifest import ReductionMethod
+
+METHODS: dict[str, tuple[ReductionMethod, ...]] = {
+    "reduce": ("pca", "svd", "random"),
+    "select": ("variance", "mutual"),
+}
+"""argument -> its methods"""
+assert sorted(sum(METHODS.values(), ())) == sorted(get_args(ReductionMethod))
+
+
+class Reduction(NamedTuple):
+    """A method and a number of columns.
+
+    >>> Reduction.of("pca:64", None)
+    Reduction(method='pca', width=64)
+    """
+
+    method: ReductionMethod
+    width: int
+
+    @classmethod
+    def of(cls, reduce: str | None, select: str | None) -> "Reduction | None":
+        """Of the two arguments, None without any. Raises ConfigError if both are given, or one is no METHOD:COLUMNS."""
+        if reduce is not None and select is not None:
+            raise ConfigError("`reduce` and `select` both make features narrower: give one of them")
+        for argument, text in (("reduce", reduce), ("select", select)):
+            if text is not None:
+                return cls._parsed(argument, text)
+        return None
+
+    @classmethod
+    def _parsed(cls, argument: str, text: str) -> "Reduction":
+        word, _, number = text.partition(":")
+        for method in METHODS[argument]:
+            if word == method and number.isascii() and number.isdigit() and int(number[:10]) > 0:
+                return cls(method, int(number))
+        other = next((name for name, methods in METHODS.items() if word in methods and name != argument), None)
+        advice = f"that is of `{other}`" if other else f"write METHOD:COLUMNS, {_listed(METHODS[argument])}"
+        raise ConfigError(f"`{argument}={text!r}`: {advice}")
+
+    def __str__(self) -> str:
+        return f"{self.method}:{self.width}"
+
+
+def _listed(methods: tuple[str, ...]) -> str:
+    return " or ".join(f"{method}:64" for method in methods)
