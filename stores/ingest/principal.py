@@ -109,8 +109,8 @@ def _check_room(width: int, wanted: int, room: int) -> None:
     needed = needed_bytes(width, wanted)
     if needed > room:
         raise BudgetError(
-            f"{wanted} components of {width:,} columns need {format_bytes(needed)} for that, and "
-            f"{format_bytes(room)} are free: give {format_bytes(needed - room)} more `memory`, or use `random`, which needs none"
+            f"{wanted} components of {width:,} columns need {format_bytes(needed)} of memory beside the rest, and there are "
+            f"{format_bytes(room)}: give {format_bytes(needed - room)} more as `memory`, or use `random`, which needs none"
         )
 
 
@@ -143,7 +143,8 @@ class Covariance:
         def panel(first: int) -> None:
             stop = min(first + PANEL, piece.shape[1])
             part = self._upper[:stop, first:stop]
-            part += piece[:, :stop].T @ piece[:, first:stop]
+            with np.errstate(over="ignore", invalid="ignore"):  # `_eigen` looks
+                part += piece[:, :stop].T @ piece[:, first:stop]
             if weight:
                 part += np.multiply.outer(step[:stop], weight * step[first:stop])
 
