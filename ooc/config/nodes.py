@@ -25,6 +25,7 @@ OWN = {
     "history": (*_PARTS, "history", "history_dtype", "history_lag", "refresh", "drift_tolerance"),
 }
 """settings that apply to that mode only, or to several of these"""
+COMPRESS = "Keep activations for the backward pass in int8, int4 or int2: a quarter, an eighth or a sixteenth of the bytes."
 _BUILT_IN = ("sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp", "sgc", "rsage", "rgcn", "hgt")
 OF_MODEL = {
     "heads": ("gat", "hgt"),
@@ -100,6 +101,7 @@ class TrainConfig(NodeConfig):
     activation_checkpointing: bool = Field(
         default=False, description="Recompute layers in the backward pass: less memory, more time."
     )
+    compress: Literal["int8", "int4", "int2"] | None = Field(default=None, description=COMPRESS)
     # batches
     mode: Literal["sampled", "cluster", "saint", "history"] = Field(
         default="sampled",
@@ -225,6 +227,7 @@ class TrainConfig(NodeConfig):
         if unused:
             raise ValueError(f"{unused[0]} does not apply to mode {self.mode}: leave it out, or use another mode")
         self._check_labor()
+        self._check_compress()
         if self.saint != "walk" and changed(self, "walk_length"):
             raise ValueError(f"walk_length does not apply to saint = {self.saint}: leave it out")
         if self.evaluate == "layerwise" and (self.eval_fanout, self.eval_batch_size) != (self.fanout, self.batch_size):
@@ -235,6 +238,16 @@ class TrainConfig(NodeConfig):
         if self.drift_tolerance is not None and self.refresh != "auto":
             raise ValueError("drift_tolerance applies to refresh = auto only: set that too, or leave it out")
         return self
+
+    def _check_compress(self) -> None:
+        if self.compress is None:
+            return
+        if self.activation_checkpointing:
+            raise ValueError("compress and activation_checkpointing save the same memory: leave one of them out")
+        if self.compile:
+            raise ValueError(
+                "compress does not apply to compile = true, whose layers keep what they choose: leave one of them out"
+            )
 
     def _check_labor(self) -> None:
         unused = changed(self, *OF_LABOR)

@@ -39,7 +39,7 @@ TRAIN: Topics = {
     "Machine": (
         "memory gpu_memory device threads",
         "sample_device sample_threads read_threads in_memory engine verify_reads cache_dir cache features placement disk pack "
-        "activation_checkpointing compile",
+        "activation_checkpointing compress compile",
     ),
 }
 """settings of a run"""

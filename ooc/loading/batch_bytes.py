@@ -86,6 +86,8 @@ class BatchBytes:
     """columns of a node's rows in all layers together, where each layer computes every node of a batch"""
     edges_per_node: float = 1.0
     """edges of a batch by its nodes, about: how the memory is divided between rows of nodes and of edges"""
+    activations: float = 1.0
+    """see `MemoryPlan.activations`"""
 
     def need(self, drawn: SampledBatch, drawing: int) -> int:
         """Bytes to compare with `max_bytes`. drawing: bytes of the batches being drawn, which have room of their own."""
@@ -110,8 +112,10 @@ class BatchBytes:
         """Bytes that the model needs beside a batch: as much again (hidden rows are about as wide as features, for fewer nodes
         each layer; measured, it is less), or what its own widths say."""
         if self.pre_aggregation is not None:
-            return self.pre_aggregation.step_bytes(drawn.subgraph.num_nodes, self.channels)
-        return max(self.nbytes(drawn), _WIDTHS_ALIVE * 4 * self.model_width * self.rows(drawn))
+            step = self.pre_aggregation.step_bytes(drawn.subgraph.num_nodes, self.channels)
+        else:
+            step = max(self.nbytes(drawn), _WIDTHS_ALIVE * 4 * self.model_width * self.rows(drawn))
+        return int(self.activations * step)
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def neighbor_strategy(
     row_bytes = row_bytes_of(ds, collator, pre_aggregation)
     per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
     channels = 0 if x is None or pre_aggregation is None else x.shape[1]
-    batch = BatchBytes(budget.batch, collator, row_bytes, pre_aggregation, channels)
+    batch = BatchBytes(budget.batch, collator, row_bytes, pre_aggregation, channels, activations=budget.activations)
     memory: Any = _scan_bytes(ds, x, batch, budget, sampling.repeats_neighbors, edges_stay) if scanning else batch
     if scanning and pack is not None and x is not None:
         memory = PackBytes(budget.scans(0), ScanBytes(budget.scans(0), batch), x.row_bytes, pack.nbytes)
@@ -184,7 +184,7 @@ def _hetero_strategy(
     read = columns, sampling.labor is not None
     topology = HeteroTopology(graphs, sampling.weight, mapped, budget.topology_in_ram, *read)
     cold = sum(graph.sampled_bytes(None) for graph in graphs.values()) > budget.topology_in_ram
-    batch = HeteroBatchBytes(budget.batch, collator, typed=typed)
+    batch = HeteroBatchBytes(budget.batch, collator, typed=typed, activations=budget.activations)
     memory = _scan_bytes(ds, x, batch, budget, sampling.repeats_neighbors) if scanning else batch
     seed_type = collator.seeds if isinstance(collator.seeds, str) else collator.seeds[0]
     counts, draw = ReadCounts(), drawing(ds, sampling, most, row_bytes, seed_type, order.nodes.held_out, cold)

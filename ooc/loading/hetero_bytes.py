@@ -26,6 +26,8 @@ class HeteroBatchBytes:
     """see `BatchBytes`: rows of edges are not read"""
     typed: TypedPreAggregation | None = None
     """what batches are pre-aggregated by"""
+    activations: float = 1.0
+    """see `MemoryPlan.activations`"""
 
     def need(self, drawn: SampledBatch, drawing: int) -> int:
         """Bytes to compare with `max_bytes`. drawing: bytes of the batches being drawn, which have room of their own."""
@@ -43,9 +45,10 @@ class HeteroBatchBytes:
         its nodes have beside their fields."""
         beside, typed = self.collator.beside(drawn.subgraph), self.typed
         if typed is None:
-            return self.nbytes(drawn) + beside
+            return int(self.activations * self.nbytes(drawn)) + beside
         destinations = sum(typed.destinations(drawn.subgraph).values())
-        return beside + 4 * round((_ROWS_ALIVE + typed.step.more_rows) * typed.step.channels * destinations)
+        rows = (_ROWS_ALIVE + typed.step.more_rows) * destinations
+        return beside + int(self.activations * 4 * round(rows * typed.step.channels))
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,8 @@ class SubgraphLoader(BatchLoader):
         limit = budget.batch, collator.nbytes(1, 0, row_bytes), collator.nbytes(0, 1, row_bytes)
         draw = self._drawing(graph, edges, limit, counts)
         density = max(1.0, data.num_edges / max(1, data.num_nodes))
-        memory = BatchBytes(budget.batch, collator, row_bytes, model_width=width, edges_per_node=density)
+        sizes: dict[str, Any] = {"model_width": width, "edges_per_node": density, "activations": budget.activations}
+        memory = BatchBytes(budget.batch, collator, row_bytes, **sizes)
         apart = self._norm is None and not self.halo
         sample = SubgraphSampleStage(
             order, draw, topology, memory, counts, threads=sample_threads, norm=self._norm, apart=apart

@@ -36,6 +36,7 @@ class Purpose(IntEnum):
     SPLIT = 11
     VARIATE = 12
     BUCKETS = 13
+    COMPRESS = 14
 
 
 def mix(value: int) -> int:

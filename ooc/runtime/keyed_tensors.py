@@ -9,6 +9,7 @@ from torch import Tensor
 
 _GOLDEN, _MIX_1, _MIX_2 = (each - 2**64 for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _UNIT = 2.0**-53
+_STEP_32, _MIX_1_32, _MIX_2_32, _LOW_32 = 0x9E3779B9, 0x7FEB352D, 0x846CA68B, 2**32 - 1
 
 
 def signed(value: int) -> int:
@@ -41,3 +42,11 @@ def stream_of(key: int, node: Tensor) -> Tensor:
 def uniform(stream: Tensor, counter: Tensor) -> Tensor:
     """Numbers `counter` of streams, in [0, 1): float64 of 53 random bits. The two (int64) are broadcast."""
     return _shifted(mix64(stream + counter * _GOLDEN), 11).to(torch.float64).mul_(_UNIT)
+
+
+def number32(position: Tensor, one: int, other: int) -> Tensor:
+    """`ooc.models.dropout.number` of positions below 2**32 (int64): 32 random bits each, as int64. one, other: of 32 bits."""
+    h = (position * _STEP_32 + one).bitwise_and_(_LOW_32)
+    h = (h >> 16).bitwise_xor_(h).mul_(_MIX_1_32).bitwise_and_(_LOW_32)
+    h = (h >> 15).bitwise_xor_(h).bitwise_xor_(other).mul_(_MIX_2_32).bitwise_and_(_LOW_32)
+    return (h >> 16).bitwise_xor_(h)

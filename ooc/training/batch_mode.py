@@ -26,13 +26,15 @@ from ooc.loading.ranks import WHOLE
 from ooc.loading.sampling import graphs_of
 from ooc.metrics.losses import LabelLoss
 from ooc.models.compile import compile_model, many_variants
+from ooc.models.compression import compressed_activations
 from ooc.models.layers import autocast, evaluating
 from ooc.models.pre_aggregation import pre_aggregation_of
+from ooc.models.quantization import kept_share
 from ooc.models.user_models import edge_features_for, forward_batch
 from ooc.runtime.clock import write_trace
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import keep_large_blocks
-from ooc.runtime.memory_plan import plan_memory
+from ooc.runtime.memory_plan import compressed_share, plan_memory
 from ooc.runtime.pipeline import Stage
 from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.dataset import Dataset
@@ -45,6 +47,8 @@ from ooc.training.data_parallel import shared_batches
 from ooc.training.mode import RunContext, RunState, Scores
 from ooc.training.node_mode import EXACT_FOLDER, make_loss
 
+_BY_EDGE = ("gat", "hgt")
+"""models whose activations are mostly scores by edge, which are not compressed"""
 TRAIN_SECONDS = 1.0
 """What each part of the profile before training may take"""
 
@@ -56,6 +60,8 @@ class BatchMode(BatchPlanning):
     loader: BatchLoader
     node_bytes: ClassVar[int] = 0
     """in memory, for every node of the graph, that the mode keeps"""
+    whole_subgraphs: ClassVar[bool] = False
+    """whether every layer computes every node of a batch"""
     pools: ClassVar[bool] = False
     """whether feature rows may stay on a GPU"""
     out: Path
@@ -68,7 +74,9 @@ class BatchMode(BatchPlanning):
         if config.compile:
             compile_model(self.model, self.device)
         kept = self.node_bytes * dataset.num_nodes
-        self.budget = plan_memory(dataset, model_bytes(config, self.model) + kept, self._columns())
+        self.budget = plan_memory(
+            dataset, model_bytes(config, self.model) + kept, self._columns(), activations=self._activations()
+        )
         if self.table_shapes:
             self.budget = self.budget.beside_tables(bytes_in_ram(self.table_shapes, config.optimizer))
         if self.pools:
@@ -127,6 +135,12 @@ class BatchMode(BatchPlanning):
             each.keeps_blocks = keeps
         if keeps is not None:
             keep_large_blocks(keeps)  # a profile of the run has no epoch that begins
+
+    def _activations(self) -> float:
+        """A batch's activations, of what they are without compression."""
+        if self.config.compress is None or self.config.model in _BY_EDGE or ":" in self.config.model:
+            return 1.0
+        return compressed_share(kept_share(self.config.compress), self.config.layers, self.whole_subgraphs)
 
     def _columns(self) -> set[str]:
         """The graphs' columns that batches look up: the weights, and what edges are drawn by."""
@@ -287,8 +301,13 @@ class BatchMode(BatchPlanning):
         self.tables.end_pass()
 
     def forward(self, batch: Any) -> Tensor:
-        """The model's rows for the batch's seeds."""
+        """What the model computes of a batch in training, with what autograd keeps of it."""
         self.tables.pull(batch)
+        with compressed_activations(self.config.compress, self.model, batch):
+            return self.computed(batch)
+
+    def computed(self, batch: Any) -> Tensor:
+        """The model's rows for the batch's seeds."""
         return forward_batch(self.model, batch, checkpoint=self.config.activation_checkpointing)
 
     def loss(self, batch: Any) -> Tensor:

@@ -69,6 +69,8 @@ class SampledMode(BatchMode):
 class PartMode(BatchMode):
     """Batches of parts; see `Mode`."""
 
+    whole_subgraphs = True
+
     saves_device = "more `parts`, or a smaller `parts_per_batch` or `hidden`"
     loses = True
     traits = ModeTraits(
@@ -115,6 +117,8 @@ class ClusterMode(PartMode):
 
 class SaintMode(BatchMode):
     """GraphSAINT's random subgraphs, whose coefficients are kept in the run's directory; see `Mode`."""
+
+    whole_subgraphs = True
 
     saves_device = "fewer `roots`, or a smaller `hidden`"
     ranked = True

@@ -131,9 +131,8 @@ class EdgeMode(SampledMode):
             slot = members[np.arange(start, min(start + LABELS_AT_ONCE, len(members)))]
             yield torch.from_numpy(np.asarray(labels[self.edges.graph.edge_ids(slot)]))
 
-    def forward(self, batch: Any) -> Tensor:
+    def computed(self, batch: Any) -> Tensor:
         """The outputs of the batch's edges."""
-        self.tables.pull(batch)
         return self.model(batch, self.config.activation_checkpointing)
 
     def outputs(self, model: nn.Module, batch: Any) -> Tensor:

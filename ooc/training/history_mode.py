@@ -201,7 +201,7 @@ class HistoryMode(PartMode):
         super().update(optimizer)
         self.halo.push()
 
-    def forward(self, batch: Any) -> Tensor:
+    def computed(self, batch: Any) -> Tensor:
         return self.halo.forward(self.model, batch, self.config.activation_checkpointing)
 
     def score(self, split: str, epoch: int) -> Scores | None:
