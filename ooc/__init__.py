@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ooc.planning.run_plan import Plan
     from ooc.pyg.build_store import from_data, ingest
     from ooc.pyg.change_store import append, reduce, split
+    from ooc.report.memory_page import write_memory_report
     from ooc.report.page import write_report
     from ooc.runtime.memory import MemoryMeter
     from ooc.runtime.version import __version__
@@ -108,6 +109,7 @@ __all__ = [
     "top_k",
     "train",
     "verify",
+    "write_memory_report",
     "write_report",
 ]
 
@@ -175,6 +177,7 @@ __getattr__ = lazy_exports(
         "top_k": "ooc.layerwise.top_k",
         "train": "ooc.training.verbs",
         "verify": "ooc.stores.integrity",
+        "write_memory_report": "ooc.report.memory_page",
         "write_report": "ooc.report.page",
     },
 )

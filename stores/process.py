@@ -4,7 +4,7 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -51,6 +51,40 @@ def resident_bytes() -> tuple[int, int]:
             elif line.startswith(b"VmHWM:"):
                 high = int(line.split()[1]) * 1024
     return now, max(now, high)
+
+
+def group_reader() -> Callable[[], tuple[int, int]]:
+    """Return a function that reads (current, peak) bytes of the process's control group; zeros where it has none of its own.
+
+    They are what a limit of a container counts: all of its processes, and pages of files that were read or written.
+    """
+    for root, path, names in _groups():
+        now, high = (root / path.lstrip("/") / name for name in names)
+        if now.exists():
+            return lambda: _group_bytes(now, high)
+    return lambda: (0, 0)
+
+
+def _groups() -> Iterator[tuple[Path, str, tuple[str, str]]]:
+    """(root, path, file names) of the groups that may count the process's memory, of cgroup v2 and v1."""
+    try:
+        own = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in own:
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            yield _CGROUP, path, ("memory.current", "memory.peak")
+        elif controllers == "memory":
+            yield _CGROUP / "memory", path, ("memory.usage_in_bytes", "memory.max_usage_in_bytes")
+
+
+def _group_bytes(now: Path, high: Path) -> tuple[int, int]:
+    try:
+        current = int(now.read_text())
+        return current, max(current, int(high.read_text()) if high.exists() else 0)
+    except (OSError, ValueError):  # the group is gone, or its files are not ours to read
+        return 0, 0
 
 
 def release_library_pages() -> None:

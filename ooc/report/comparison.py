@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import jinja2
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
 from ooc.config.techniques import PLAIN
-from ooc.report.page import BLUE, GREY, STYLE, svg_of
+from ooc.report.page import BLUE, GREY, STYLE, page_templates, svg_of
 from ooc.stores.io.atomic import write_file
 from ooc.stores.sizes import format_bytes
 from ooc.training.comparison import Trial
@@ -75,13 +74,11 @@ def write_comparison(out: Path, store: Path | str, trials: Sequence[Trial], seed
         trials: The techniques, the settings as given first.
         seeds: Runs of each.
     """
-    loader = jinja2.PackageLoader("ooc.report", ".")
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     columns = columns_of(trials)
     tried = [trial for trial in trials if trial.refused is None]
     with matplotlib.rc_context(STYLE):
         figure = svg_of(comparison_figure(tried))
-    text = environment.get_template("comparison.html.jinja").render(
+    text = page_templates().get_template("comparison.html.jinja").render(
         name=out.resolve().name,
         store=store,
         epochs=trials[0].epochs,

@@ -99,10 +99,15 @@ def _exact(plan: dict[str, Any] | None, measured: dict[str, Any], trace: Trace) 
     return figures, svg_of(schedule_figure(step, trace.spans, measured.get("ops", list(seconds))))
 
 
+def page_templates() -> jinja2.Environment:
+    """The templates of pages, which share their style."""
+    loader = jinja2.PackageLoader("ooc.report", ".")
+    return jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+
+
 def _render(name: str, summary: dict[str, Any], figures: list[Shown], steps: int, epochs: int, timeline: str | None) -> str:
     """The page; `timeline` is the SVG of the stages over time."""
-    loader = jinja2.PackageLoader("ooc.report", ".")
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = page_templates()
     environment.filters["score"] = lambda value: "-" if value is None else f"{value:.4f}"
     config = summary.get("config", {})
     return environment.get_template("page.html.jinja").render(

@@ -1,20 +1,24 @@
-"""Memory before, after and at its peak, of the process and of CUDA, as a decorator and context manager.
+"""Memory before, after and at its peak, of the process, its control group, CUDA and MPS, as a decorator and context manager.
 
 The kernel's high-water mark (VmHWM) is exact but never falls, so it gives a block's peak only if the block sets a new mark;
 otherwise a sampling thread does. Resetting the mark (/proc/self/clear_refs) would hide the process's peak from outside
-observers. CUDA's mark is treated alike.
+observers. Other marks are treated alike; MPS has none.
 """
 
 import ctypes
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, contextmanager
 from enum import IntEnum
 from itertools import count
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from ooc.stores.process import resident_bytes
+from ooc.stores.process import group_reader, resident_bytes
+
+if TYPE_CHECKING:
+    from ooc.runtime.step_memory import StepMemory
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8  # malloc.h
 _REST = 4
@@ -28,8 +32,10 @@ _KEEP_ALL = {_M_MMAP_THRESHOLD: 2**25, _M_TRIM_THRESHOLD: 2**31 - 1, _M_MMAP_MAX
 _RETURN = {_M_MMAP_THRESHOLD: 2**20, _M_TRIM_THRESHOLD: 2**20, _M_MMAP_MAX: _SYSTEMS}
 
 
-CUDA_SAMPLES = 25
-"""samples of the process for one of CUDA, which takes the allocator's lock"""
+SLOW_SAMPLES = 25
+"""samples of the process for one of the others: CUDA's takes the allocator's lock"""
+MOST_SAMPLES = 2000
+"""of a stretch that are kept"""
 
 
 class Blocks(IntEnum):
@@ -114,16 +120,46 @@ def cuda_bytes() -> tuple[int, int]:
     return counts.get("current", 0), counts.get("peak", 0)
 
 
+def mps_bytes() -> tuple[int, int]:
+    """Return torch's (current, current) bytes of tensors on Apple's GPUs, which have no mark; zeros where there are none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.backends.mps.is_available():
+        return 0, 0
+    now = torch.mps.current_allocated_memory()
+    return now, now
+
+
 class MemoryReading(NamedTuple):
-    """Memory of one stretch of the program, in bytes."""
+    """Memory of one stretch of the program, in bytes; zeros of what the machine does not have."""
 
     name: str
     before: int
+    """resident bytes of the process"""
     after: int
     peak: int
     cuda_before: int
+    """of tensors on CUDA"""
     cuda_after: int
     cuda_peak: int
+    mps_before: int = 0
+    """of tensors on MPS"""
+    mps_after: int = 0
+    mps_peak: int = 0
+    group_before: int = 0
+    """of the process's control group, which other processes and the page cache count for"""
+    group_after: int = 0
+    group_peak: int = 0
+
+
+class MemorySample(NamedTuple):
+    """Bytes at one moment of a stretch."""
+
+    seconds: float
+    """since the stretch began"""
+    process: int
+    cuda: int
+    mps: int
+    group: int
 
 
 class _Gauge:
@@ -142,17 +178,33 @@ class _Gauge:
 class MemoryMeter(ContextDecorator):
     """Records the memory of a `with` block, or of every call of a decorated function, in `readings`. Meters may nest.
 
-    A thread takes a sample every `period_s` seconds, of CUDA every `CUDA_SAMPLES`-th time: the allocator keeps the mark.
+    A thread takes a sample every `period_s` seconds, of all but the process every `SLOW_SAMPLES`-th time. With a model the
+    operations of the block are recorded too, line by line (`steps`, see `ooc.runtime.step_memory.StepMemory`): which layer and
+    which operation allocated what, and what stands between the forward and the backward pass. That takes tens of microseconds
+    an operation, so it is for some steps and not for a run. `ooc.write_memory_report` draws a meter as a page.
+
+    Args:
+        name: Of the readings.
+        period_s: Seconds between samples.
+        model: A torch module whose layers are told apart; None: operations are not recorded.
 
     >>> with MemoryMeter("load") as meter:
     ...     rows = np.ones(10**6)
     >>> meter.reading.peak >= meter.reading.before
     True
+    >>> with MemoryMeter("step", model=model) as meter:
+    ...     loss_of(model(batch.x, batch.blocks), batch.y).backward()
+    >>> meter.steps[0].lines[0].layer
+    'layers.0.conv'
     """
 
-    def __init__(self, name: str, period_s: float = 0.02) -> None:
-        self.name = name
+    def __init__(self, name: str, period_s: float = 0.02, model: Any = None) -> None:
+        self.name, self.model = name, model
         self.readings: list[MemoryReading] = []
+        self.samples: list[list[MemorySample]] = []
+        """of each reading, in order, at most `MOST_SAMPLES`"""
+        self.steps: list[StepMemory] = []
+        """of each reading, where a model was given"""
         self._period_s = period_s
         self._open: list[_Stretch] = []
         self._lock = threading.Lock()
@@ -180,18 +232,32 @@ class MemoryMeter(ContextDecorator):
         stretch = _Stretch(self._period_s)
         with self._lock:
             self._open.append(stretch)
+        if self.model is not None:
+            from ooc.runtime.step_memory import StepMemory
+
+            stretch.step = StepMemory(self.model)
+            stretch.step.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
         with self._lock:
-            self.readings.append(self._open.pop().stop(self.name))
+            stretch = self._open.pop()
+            if stretch.step is not None:
+                stretch.step.__exit__(*exc)
+                self.steps.append(stretch.step)
+            self.readings.append(stretch.stop(self.name))
+            self.samples.append(stretch.samples)
 
 
 class _Stretch:
-    """A measurement in progress: two gauges and their sampling thread."""
+    """A measurement in progress: gauges and their sampling thread."""
 
     def __init__(self, period_s: float) -> None:
-        self._process, self._cuda = _Gauge(resident_bytes), _Gauge(cuda_bytes)
+        self._gauges = [_Gauge(read) for read in (resident_bytes, cuda_bytes, mps_bytes, group_reader())]
+        self.step: StepMemory | None = None
+        self.samples: list[MemorySample] = []
+        self._began, self._every, self._lock = time.perf_counter(), 1, threading.Lock()
+        self._keep_sample()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample, args=(period_s,), name="ooc-memory", daemon=True)
         self._thread.start()
@@ -200,17 +266,26 @@ class _Stretch:
         for number in count():
             if self._done.wait(period_s):
                 return
-            self._process.sample()
-            if number % CUDA_SAMPLES == 0:
-                self._cuda.sample()
+            for gauge in self._gauges if number % SLOW_SAMPLES == 0 else self._gauges[:1]:
+                gauge.sample()
+            if number % self._every == 0:
+                self._keep_sample()
+
+    def _keep_sample(self) -> None:
+        """One more; of too many every second one is dropped, and so is every second one that comes."""
+        with self._lock:
+            self.samples.append(MemorySample(time.perf_counter() - self._began, *(gauge.after for gauge in self._gauges)))
+            if len(self.samples) > MOST_SAMPLES:
+                self.samples, self._every = self.samples[::2], 2 * self._every
 
     def reading(self, name: str) -> MemoryReading:
-        process, cuda = self._process, self._cuda
-        process.sample()
-        cuda.sample()
-        return MemoryReading(name, process.before, process.after, process.peak, cuda.before, cuda.after, cuda.peak)
+        for gauge in self._gauges:
+            gauge.sample()
+        return MemoryReading(name, *(n for gauge in self._gauges for n in (gauge.before, gauge.after, gauge.peak)))
 
     def stop(self, name: str) -> MemoryReading:
         self._done.set()
         self._thread.join()
-        return self.reading(name)
+        found = self.reading(name)
+        self._keep_sample()
+        return found

@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-MOST_POINTS = 2000
+MOST_POINTS = 1000
 """of a timeline; of more every second one is dropped, but for peaks"""
 OUTSIDE = "(outside the model)"
 _TORCH = str(Path(torch.__file__).parent)
@@ -212,8 +212,9 @@ class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.peak, self._highest = self._total, point
             for line in self._found.values():
                 line.at_peak = line.now
-        if self._ops % self._every == 0:
-            point = point or TimelinePoint(self._ops, backward, {name: size for name, size in self._layers.items() if size})
+        if point is None and self._ops % self._every == 0:
+            point = TimelinePoint(self._ops, backward, {name: size for name, size in self._layers.items() if size})
+        if point is not None:
             self.timeline.append(point)
         if len(self.timeline) > MOST_POINTS:
             self.timeline = [p for n, p in enumerate(self.timeline) if n % 2 == 0 or p is self._highest]

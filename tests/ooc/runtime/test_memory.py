@@ -184,7 +184,7 @@ def test_cuda_is_asked_seldom_and_once_at_a_time(monkeypatch: pytest.MonkeyPatch
     class Periods(threading.Event):
         """So many periods pass at once; then the block ends."""
 
-        left = 2 * memory.CUDA_SAMPLES + 1
+        left = 2 * memory.SLOW_SAMPLES + 1
 
         def wait(self, timeout: float | None = None) -> bool:
             self.left -= 1
