@@ -26,17 +26,27 @@ OWN = {
 }
 """settings that apply to that mode only, or to several of these"""
 COMPRESS = "Keep activations for the backward pass in int8, int4 or int2: a quarter, an eighth or a sixteenth of the bytes."
-_BUILT_IN = ("sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp", "sgc", "rsage", "rgcn", "hgt")
+REVERSIBLE = ("revsage", "revgat", "revgcn")
+"""models whose activations do not grow with depth: see `ooc.models.reversible`"""
+_BUILT_IN = ("sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp", "sgc", *REVERSIBLE, "rsage", "rgcn", "hgt")
 OF_MODEL = {
-    "heads": ("gat", "hgt"),
+    "heads": ("gat", "hgt", "revgat"),
+    "groups": REVERSIBLE,
     "output_heads": ("gat",),
     "alpha": ("gcnii", "appnp"),
     "theta": ("gcnii",),
-    "rescale": ("gcn", "gin", "gine", "gcnii", "appnp", "sgc"),
+    "rescale": ("gcn", "gin", "gine", "gcnii", "appnp", "sgc", "revgcn"),
     "num_bases": ("rgcn",),
     "input_dropout": _BUILT_IN,
 }
 """settings that apply to these models only; a user-defined class may accept `heads` as well"""
+_NOT_REVERSIBLE = {
+    "residual": "which adds every layer's input in any case",
+    "activation_checkpointing": "which recomputes activations in any case",
+    "precision": "as inputs do not follow from rounded outputs",
+    "compile": "whose layers free their input",
+}
+"""settings that do not apply to reversible models, and why"""
 
 
 class ModelConfig(LabelConfig):
@@ -44,18 +54,21 @@ class ModelConfig(LabelConfig):
 
     model: str = Field(
         default="sage",
-        description="sage, gcn, gat, gin, gine, gcnii, appnp, sgc; of heterogeneous graphs rsage, rgcn, hgt; or "
-        "package.module:Class for your own.",
+        description="sage, gcn, gat, gin, gine, gcnii, appnp, sgc; reversible revsage, revgat, revgcn; of heterogeneous graphs "
+        "rsage, rgcn, hgt; or package.module:Class for your own.",
     )
     layers: Depth = Field(default=_DEFAULT_LAYERS, description="Layers; by default as many as the fan-out has numbers.")
     heads: Positive = Field(
-        default=8, description="Attention heads of the hidden layers (gat, hgt); --hidden is their total width."
+        default=8, description="Attention heads of the hidden layers (gat, hgt, revgat); --hidden is their total width."
+    )
+    groups: Positive = Field(
+        default=2, description="Groups that the hidden columns are divided into (revsage, revgat, revgcn)."
     )
     output_heads: Positive = Field(default=1, description="Attention heads of the last layer (gat), averaged.")
     alpha: float = Field(default=0.1, gt=0, lt=1, description="Weight of the initial rows in every layer (gcnii, appnp).")
     theta: float = Field(default=0.5, gt=0, description="Strength of a layer's weights, which decays with depth (gcnii).")
     norm: Literal["none", "batch", "layer"] = Field(
-        default="none", description="Normalization between layers: none, batch or layer."
+        default="none", description="Normalization between layers: none, batch or layer, the default of revsage, revgat, revgcn."
     )
     residual: bool = Field(default=False, description="Residual connections between layers.")
     input_dropout: Fraction | None = Field(
@@ -72,7 +85,20 @@ class ModelConfig(LabelConfig):
         """Unknown models are rejected elsewhere."""
         if ":" in self.model or self.model in _BUILT_IN:
             check_settings(self, OF_MODEL, ["heads"])
+        if self.is_reversible:
+            self._check_reversible()
         return self
+
+    def _check_reversible(self) -> None:
+        for name in changed(self, *(name for name in _NOT_REVERSIBLE if name in type(self).model_fields)):
+            raise ValueError(f"{name} does not apply to model {self.model}, {_NOT_REVERSIBLE[name]}: leave it out")
+        if "norm" not in self.model_fields_set:
+            object.__setattr__(self, "norm", "layer")  # the model is frozen otherwise
+
+    @property
+    def is_reversible(self) -> bool:
+        """Whether layers compute all nodes of a batch, and their inputs again from their outputs."""
+        return self.model in REVERSIBLE
 
 
 class NodeConfig(ModelConfig):
@@ -189,17 +215,20 @@ class TrainConfig(NodeConfig):
             return values
         fanout = parsed(values.get("fanout") or [])
         first = next(iter(fanout.values()), None) if isinstance(fanout, dict) else fanout
+        if values.get("model") in REVERSIBLE:  # all layers run on all that was sampled, however many hops
+            return values
         if values.get("layers") is None and isinstance(first, list) and first and values.get("mode") in (None, "sampled"):
             return {**values, "layers": len(first)}
         return values
 
     @model_validator(mode="after")
     def _fill(self) -> Self:
-        fanout = self.fanout or [_DEFAULT_FANOUT if self.mode == "sampled" else -1] * self.layers
+        hops = _DEFAULT_LAYERS if self.is_reversible else self.layers
+        fanout = self.fanout or [_DEFAULT_FANOUT if self.mode == "sampled" else -1] * hops
         evaluate = self.eval_fanout or fanout
         given = {"fanout": by_edge_type(fanout), "eval_fanout": by_edge_type(evaluate)}
         for flag, name, counts in ((flag, *each) for flag, own in given.items() for each in own.items()):
-            if len(counts) != self.layers:
+            if len(counts) != self.layers and not self.is_reversible:
                 text = ("" if name == ALL_OTHERS else f"{name}=") + ",".join(map(str, counts))
                 raise ValueError(
                     f"{flag} {text} has {len(counts)} number{'s' * (len(counts) != 1)} for {self.layers} layers: "
@@ -220,6 +249,11 @@ class TrainConfig(NodeConfig):
     @model_validator(mode="after")
     def _of_the_mode(self) -> Self:
         """Reject settings of other modes, which would be ignored silently."""
+        if self.is_reversible and self.mode == "history":
+            raise ValueError(
+                f"model {self.model} reads rows of neighbors that its layers compute themselves, for which no history can stand: "
+                "use mode cluster, saint or sampled"
+            )
         others = {name for mode, names in OWN.items() for name in names} - {*OWN[self.mode]}
         unused = sorted(changed(self, *others))
         if self.mode != "sampled" and any(count != -1 for own in by_edge_type(self.fanout).values() for count in own):

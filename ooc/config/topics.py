@@ -15,7 +15,7 @@ TRAIN: Topics = {
     "Histories (--mode history)": ("", "history history_dtype history_lag refresh drift_tolerance"),
     "Model": (
         "model hidden layers dropout",
-        "pooling virtual_node norm model_args conv heads output_heads num_bases residual input_dropout alpha theta rescale "
+        "pooling virtual_node norm model_args conv heads output_heads num_bases residual input_dropout alpha theta rescale groups "
         "update identity both_ways memory_dim time_dim past raw",
     ),
     "Task": ("task loss", "node_type edge_type huber_delta label_smoothing class_weights decoder exact_negatives"),

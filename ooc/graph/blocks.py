@@ -135,6 +135,14 @@ def trim(block: Block, num_src: int, num_dst: int, num_edges: int) -> Block:
     )
 
 
+def squared(block: Block) -> Block:
+    """Return the block with all sources as destinations, of which those that were none have no in-edges."""
+    if block.num_dst == block.num_src:
+        return block
+    more = block.indptr[-1:].expand(block.num_src - block.num_dst)
+    return block._replace(indptr=torch.cat([block.indptr, more]), num_dst=block.num_src)
+
+
 def aggregated_block(following: Block) -> Block:
     """Return a first layer's block without edges, for `FirstLayerAggregates`; `following` is the second layer's block."""
     none = trim(following, following.num_src, following.num_dst, 0)

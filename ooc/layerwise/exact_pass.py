@@ -10,7 +10,7 @@ from torch import nn
 from ooc.layerwise.full_neighbor_pass import FullNeighborPass
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.layerwise_pass import LayerwisePass, Progress
-from ooc.layerwise.shape import has_layers, own_way, parts_of
+from ooc.layerwise.shape import has_layers, layer_ends, own_way
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.arrays.rows import Rows
@@ -85,8 +85,9 @@ def _number_of(model: nn.Module, layer: int | Literal["hidden"] | None) -> int |
         return None
     if layer is None:
         return None
-    layers = len(parts_of(model)[1])
+    ends = layer_ends(model)
+    layers = len(ends)
     number = max(1, layers - 1) if layer == "hidden" else layer
     if not isinstance(number, int | np.integer) or not 1 <= number <= layers:
         raise ConfigError(f"`layer={layer!r}`: the model has layers 1 to {layers}; without it, the last but one is taken")
-    return int(number)
+    return ends[int(number) - 1]

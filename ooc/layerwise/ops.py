@@ -103,7 +103,7 @@ class LayerModules:
         layer, block, stops = self.layers[index], place.block, self.shape.layers[index].norm
         extra = (given["initial"],) if "initial" in given else ()
         if "sums" not in given:
-            with self.draws.part(f"layer{index}", place.at):
+            with self.draws.part(self._part(index), place.at):
                 if not stops:
                     return self._after(index, layer(given["rows"], block, *extra), place)
                 h = layer.convolved(dropout(given["rows"], layer.dropout, layer.training), block, *extra)
@@ -128,13 +128,17 @@ class LayerModules:
         layer, shape = self.layers[index], self.shape
         if not shape.sums(index):
             return {shape.rows(index).name: h}
-        with self.draws.part(f"layer{index}", self._own(place)):
+        with self.draws.part(self._part(index), self._own(place)):
             h = dropout(h, layer.dropout, layer.training)
         if not shape.narrows(index):
             return {shape.rows(index).name: h}
         neighbor, own = layer.conv.narrowed(h)
         made = {shape.rows(index).name: neighbor}
         return made if own is neighbor else {**made, shape.self_rows(index).name: own}
+
+    def _part(self, index: int) -> str:
+        """What the dropout of a layer is drawn by."""
+        return getattr(self.layers[index], "draws_as", f"layer{index}")
 
     @staticmethod
     def _own(place: RangeOfNodes) -> dict[Of, NDArray[np.int64]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerShape, ModelShape
 from ooc.models.builders import Model, full_blocks
 from ooc.models.convs import BlockGATConv, BlockGCN2Conv, BlockGCNConv, BlockGINConv, BlockPropagation, BlockSAGEConv
 from ooc.models.layers import Layer, as_input, evaluating
+from ooc.models.reversible import ReversibleLayer
 from ooc.models.user_models import kind_of, refuse_edge_attr, takes_edge_attr
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.stores.dataset import Dataset
@@ -61,7 +63,18 @@ def parts_of(model: nn.Module) -> Parts:
             "and no forward, or evaluate it on sampled batches"
         )
     layers: Any = model.layers
-    return getattr(model, "encoder", None), list(layers), getattr(model, "decoder", None)
+    steps = [step for layer in layers for step in _steps(layer)]
+    return getattr(model, "encoder", None), steps, getattr(model, "decoder", None)
+
+
+def _steps(layer: Any) -> list[nn.Module]:
+    """The layers that a pass has for one of the model: of a reversible one those of its groups, which read each other's rows."""
+    return layer.steps() if isinstance(layer, ReversibleLayer) else [layer]
+
+
+def layer_ends(model: Any) -> list[int]:
+    """By how many layers of a pass each layer of the model is computed."""
+    return list(accumulate(len(_steps(layer)) for layer in model.layers))
 
 
 def own_norm(module: nn.Module) -> str:
@@ -179,6 +192,7 @@ def _layer_shape(layer: nn.Module, width: int, out: int) -> LayerShape:
     wide = max([width, out, *[max(p.shape) for p in layer.parameters() if p.dim()]])
     light = getattr(type(conv), "forward", None) is BlockGATConv.forward
     per_edge = 48 + 8 * size * int(conv.heads) if light else 48 + 2 * size * wide  # others make a message of every edge
+    per_edge = 48 if getattr(type(conv), "forward", None) in _SUMMED else per_edge
     return LayerShape(width, out, None, None, needs_initial, size * (3 * width + 3 * wide), per_edge, itemsize=size)
 
 

@@ -110,7 +110,9 @@ def neighbor_strategy(
     row_bytes = row_bytes_of(ds, collator, pre_aggregation)
     per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
     channels = 0 if x is None or pre_aggregation is None else x.shape[1]
-    batch = BatchBytes(budget.batch, collator, row_bytes, pre_aggregation, channels, activations=budget.activations)
+    batch = BatchBytes(
+        budget.batch, collator, row_bytes, pre_aggregation, channels, budget.model_width, activations=budget.activations
+    )
     memory: Any = _scan_bytes(ds, x, batch, budget, sampling.repeats_neighbors, edges_stay) if scanning else batch
     if scanning and pack is not None and x is not None:
         memory = PackBytes(budget.scans(0), ScanBytes(budget.scans(0), batch), x.row_bytes, pack.nbytes)

@@ -1,9 +1,10 @@
-"""Built-in models as lists of layers: GraphSAGE, GCN, GAT, GIN, GINE, GCNII, APPNP and SGC.
+"""Built-in models as lists of layers: GraphSAGE, GCN, GAT, GIN, GINE, GCNII, APPNP, SGC and reversible ones.
 
 A model runs on sampled blocks and on the whole graph (`full_blocks`) with the same parameters.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -24,9 +25,11 @@ from ooc.models.convs import (
 )
 from ooc.models.layers import Between, DenseLayer, Input, Layer, Norm, run_model
 from ooc.models.memory_efficient import Relu
+from ooc.models.reversible import NAMES as REVERSIBLE
+from ooc.models.reversible import build_reversible
 from ooc.stores.errors import ConfigError
 
-ModelName = Literal["sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp", "sgc"]
+ModelName = Literal["sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp", "sgc", "revsage", "revgat", "revgcn"]
 _PROPAGATING = ("appnp", "sgc")
 """models whose layers have no parameters"""
 
@@ -65,16 +68,19 @@ def build_model(
     alpha: float = 0.1,
     theta: float = 0.5,
     edge_dim: int | None = None,
+    groups: int = 2,
 ) -> Model:
     """Build a model by name.
 
     Args:
-        name: One of "sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp" and "sgc".
+        name: One of "sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp" and "sgc"; or of the reversible ones "revsage",
+            "revgat" and "revgcn", whose activations do not grow with `num_layers` (`ooc.models.reversible`).
         in_channels, out_channels: Numbers of input features and of outputs.
         hidden_channels: Width between layers. For gat the width of all heads together, a multiple of `heads`.
         num_layers: Number of layers. For appnp and sgc, each layer is one parameter-free propagation step.
         dropout: Dropout on the input of every layer with parameters, and on gat's attention.
-        norm: Normalization after every layer but the last (after every layer in gcnii).
+        norm: Normalization after every layer but the last (after every layer in gcnii; at the beginning of every block of a
+            reversible model, for which it is to be "layer").
         residual: Whether to add each destination's own input to the layer's output.
         heads, output_heads: Attention heads of gat, and those of its last layer, which are averaged.
         rescale: Whether to rescale sums over sampled edges; see `ooc.models.convs`.
@@ -82,6 +88,7 @@ def build_model(
         alpha: Weight of the initial rows in every layer of gcnii and appnp.
         theta: Strength of gcnii's weights; see `BlockGCN2Conv`.
         edge_dim: Number of edge features, which gine takes from `Block.edge_attr`; other models take none.
+        groups: Groups that a reversible model divides the hidden columns into, 2 or more.
 
     Raises:
         ConfigError: If a value is invalid.
@@ -95,6 +102,12 @@ def build_model(
     if name in ("gcnii", *_PROPAGATING):
         channels = in_channels, hidden_channels, out_channels
         return _deep(name, channels, num_layers, (input_dropout, dropout), rescale, norm, residual, alpha, theta)
+    if name in REVERSIBLE:
+        if residual:
+            raise ConfigError(f"{name} adds every layer's input to its output in any case: leave residual out")
+        make_conv = partial(_conv_of_group, REVERSIBLE[name], heads, rescale)
+        sizes = (in_channels, hidden_channels, out_channels), num_layers, groups
+        return Model(*build_reversible(name, *sizes, (input_dropout, dropout), norm, make_conv))
     if name == "gine" and not edge_dim:
         raise ConfigError(
             "gine takes edge features: give edge_dim, their number, as of a store with the edge feature edge_attr"
@@ -182,6 +195,13 @@ def _make_conv(
     if last:
         return BlockGATConv(width_in, width_out, heads=output_heads, concat=False, dropout=dropout)
     return BlockGATConv(width_in, width_out // heads, heads=heads, dropout=dropout)
+
+
+def _conv_of_group(name: str, heads: int, rescale: bool, channels: int) -> nn.Module:
+    """Of a reversible model. Attention has no dropout of its own, as it is computed again."""
+    if name == "gat" and channels % heads:
+        raise ConfigError(f"revgat divides the {channels} columns of a group among {heads} heads: give a multiple of them")
+    return _make_conv(name, 0.0, heads, 1, rescale, channels, channels, False, 0)
 
 
 def full_blocks(

@@ -173,6 +173,8 @@ def build_graph_model(
     """
     if virtual_node and name in ("appnp", "sgc"):
         raise ConfigError(f"{name} propagates rows without layers that a virtual node could join: leave virtual_node out")
+    if name.startswith("rev"):
+        raise ConfigError(f"{name} is a model of nodes: for whole graphs use gin, gcn, sage, gat, ...")
     nodes = build_model(name, in_channels, hidden_channels, hidden_channels, num_layers, dropout, **options)
     return GraphModel(nodes, hidden_channels, out_channels, pooling, virtual_node, dropout)
 

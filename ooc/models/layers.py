@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from torch_geometric.nn import BatchNorm
 
 from ooc.graph.aggregation import FirstInput, FirstLayerAggregates
-from ooc.graph.blocks import Block
+from ooc.graph.blocks import Block, squared
 from ooc.models.dropout import Of, dropout, dropping_as_now
 from ooc.models.memory_efficient import Relu, activated
 from ooc.stores.errors import ConfigError, InputError
@@ -169,9 +169,15 @@ def run_layers(
 
     Of a heterogeneous graph, x and what a layer returns are {node type: rows}, and blocks are `HeteroBlock`.
 
+    Layers with `square` compute the rows of all nodes of the batch, from all its edges: all run on the first block, however many
+    there are, and share a mask of dropout (`ooc.models.reversible`).
+
     Raises ConfigError if the numbers of layers and blocks differ, or an encoder is given `FirstLayerAggregates`; InputError if
     x does not fit the first block.
     """
+    seeds = _seeds_of_square(layers, blocks, between)
+    if seeds is not None:
+        blocks = [squared(blocks[0])] * len(layers)
     _check_input(len(layers), x, blocks)
     out = as_input(x, *(part for part in (encoder, *layers, decoder) if part is not None))
     if encoder is not None:
@@ -180,11 +186,13 @@ def run_layers(
         out = encoder(out)
     if initial is None:
         initial = out.self_row if isinstance(out, FirstLayerAggregates) else out
+    mask = None if seeds is None else dropout_mask(out, layers[0].dropout, layers[0].training)
     ahead = [0.0] * len(layers) if between is not None else [*map(dropped_ahead, layers, layers[1:]), 0.0]
     for index, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
         extra = (initial[: block.num_dst],) if getattr(layer, "needs_initial", False) else ()
         options: dict[str, Any] = {"drop_next": ahead[index]} if ahead[index] else {}
         options |= {"dropped": True} if index and ahead[index - 1] else {}
+        options |= {"mask": mask} if mask is not None else {}
         if checkpoint and torch.is_grad_enabled():
             contexts = lambda layer=layer, now=dropping_as_now(): (nullcontext(), again(layer, now))  # noqa: E731 - and later
             out = recompute(layer, out, block, *extra, use_reentrant=False, context_fn=contexts, **options)
@@ -192,7 +200,22 @@ def run_layers(
             out = layer(out, block, *extra, **options)
         if between is not None and index + 1 < len(layers):
             out = between(index, out)
+    out = out if seeds is None else out[:seeds]
     return out if decoder is None else decoder(out)
+
+
+def _seeds_of_square(layers: Any, blocks: Sequence[Any], between: Between | None) -> int | None:
+    """How many of the batch's nodes are seeds, where layers compute the rows of all of them; None of other layers."""
+    if not (len(layers) and getattr(layers[0], "square", False)):
+        return None
+    if between is not None:
+        raise ConfigError("reversible layers read rows of neighbors that they compute themselves: no histories can stand for them")
+    return int(blocks[-1].num_dst)
+
+
+def dropout_mask(x: Tensor, p: float, training: bool) -> Tensor | None:
+    """The factors of dropout of rows x [n, c], for layers that share them: 0 or 1 / (1 - p) each, [n, c]; None for none."""
+    return dropout(torch.ones_like(x), p, training) if training and p else None
 
 
 def dropped_ahead(layer: nn.Module, following: nn.Module) -> float:

@@ -246,6 +246,8 @@ class MemoryPlan:
     """whether `states` has all rows of embedding tables"""
     buckets: int = 0
     """for buckets of an embedding table, what `beside_buckets` has left to them"""
+    model_width: int = 0
+    """columns that a model says its layers take for a node of a batch, where they are not as wide as the batch itself"""
     shared: int = 0
     """this process's part of the memory in which the ranks of a host share what they read"""
     activations: float = 1.0

@@ -30,6 +30,7 @@ from ooc.models.compression import compressed_activations
 from ooc.models.layers import autocast, evaluating
 from ooc.models.pre_aggregation import pre_aggregation_of
 from ooc.models.quantization import kept_share
+from ooc.models.reversible import WIDTHS_ALIVE
 from ooc.models.user_models import edge_features_for, forward_batch
 from ooc.runtime.clock import write_trace
 from ooc.runtime.keyed_random import Purpose, key
@@ -77,6 +78,8 @@ class BatchMode(BatchPlanning):
         self.budget = plan_memory(
             dataset, model_bytes(config, self.model) + kept, self._columns(), activations=self._activations()
         )
+        if config.is_reversible:
+            self.budget = replace(self.budget, model_width=self._width)
         if self.table_shapes:
             self.budget = self.budget.beside_tables(bytes_in_ram(self.table_shapes, config.optimizer))
         if self.pools:
@@ -221,7 +224,7 @@ class BatchMode(BatchPlanning):
     def _subgraphs(self) -> dict[str, Any]:
         """What the loaders of subgraphs have in common."""
         config = self.config
-        model: dict[str, Any] = {"num_layers": config.layers, "width": config.layers * config.hidden}
+        model: dict[str, Any] = {"num_layers": config.layers, "width": self._width}
         common: dict[str, Any] = {
             "seed": config.seed,
             "device": self.device,
@@ -230,6 +233,12 @@ class BatchMode(BatchPlanning):
             "sample_threads": config.sample_threads or 1,
         }
         return {"input_nodes": config.train_split, **model, **self._share(), **common}
+
+    @property
+    def _width(self) -> int:
+        """Columns of a node's rows in all layers together, where each layer computes every node of a batch. Those of a
+        reversible model are computed again layer by layer."""
+        return WIDTHS_ALIVE.get(self.config.model, self.config.layers) * self.config.hidden
 
     @property
     def steps_per_epoch(self) -> int:

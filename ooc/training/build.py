@@ -26,7 +26,7 @@ _SHARED = ("dropout", "heads", "norm", "residual")
 """settings of every model, built in or not"""
 _OF_GRAPHS = ("pooling", "virtual_node")
 """settings of models of whole graphs"""
-_BUILT_IN = ("output_heads", "input_dropout", "alpha", "theta", "rescale")
+_BUILT_IN = ("output_heads", "input_dropout", "alpha", "theta", "rescale", "groups")
 """settings of built-in models; exact training has no sums over sampled edges to rescale"""
 
 

@@ -65,7 +65,13 @@ def in_memory(config: FullConfig) -> list[float]:
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "settings",
-    [{"model": "sage"}, {"model": "gcn", "norm": "batch", "label_smoothing": 0.1}, {"model": "gat", "heads": 2}],
+    [
+        {"model": "sage"},
+        {"model": "gcn", "norm": "batch", "label_smoothing": 0.1},
+        {"model": "gat", "heads": 2},
+        {"model": "revsage", "layers": 3},
+        {"model": "revgat", "heads": 2},
+    ],
     ids=lambda settings: settings["model"],
 )
 def test_losses_are_those_of_the_whole_graph_in_memory(store: Path, tmp_path: Path, settings: dict[str, Any]) -> None:

@@ -1,0 +1,150 @@
+"""Reversible layers (Li et al., "Training Graph Neural Networks with 1000 Layers", ICML 2021): revsage, revgat and revgcn.
+
+The columns of the rows are divided into groups. A layer adds to each group in turn what a block, norm -> ReLU -> dropout ->
+convolution, makes of the group before, and of the first group of the sum of the others. So its input follows from its output,
+and is computed from it again in the backward pass: activations do not grow with the number of layers. (PyG's `GroupAddRev`.)
+
+A block reads rows that the same layer has just computed, also those of sources: all layers run on all nodes of a batch.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn.models.rev_gnn import GroupAddRev
+
+from ooc.graph.blocks import Block
+from ooc.models.layers import DenseLayer, Norm, dropout_mask, make_norm
+from ooc.stores.errors import ConfigError
+
+NAMES = {"revsage": "sage", "revgat": "gat", "revgcn": "gcn"}
+"""reversible models, and the convolution of each"""
+WIDTHS_ALIVE = {"revsage": 4, "revgat": 7, "revgcn": 4}
+"""a batch's rows of the hidden width, in units of what `ooc.loading.batch_bytes` counts for a layer, that training a reversible
+model takes at most, however many layers it has: the mask of dropout, the rows, and what one layer saves (measured)"""
+
+
+class ReversibleBlock(nn.Module):
+    """norm -> ReLU -> mask -> convolution, of one group: x [num_src, c] -> [num_dst, c].
+
+    Args:
+        conv: A module (x [num_src, c], block) -> [num_dst, c].
+        channels: c, columns of the group.
+        norm: "none" or "layer".
+    """
+
+    def __init__(self, conv: nn.Module, channels: int, norm: Norm = "layer") -> None:
+        super().__init__()
+        self.norm = make_norm(norm, channels)
+        self.conv = conv
+
+    def forward(self, x: Tensor, block: Block, mask: Tensor | None = None) -> Tensor:
+        h = F.relu(self.norm(x))
+        out: Tensor = self.conv(h if mask is None else h * mask, block)
+        return out
+
+
+class ReversibleLayer(GroupAddRev):  # type: ignore[misc]
+    """PyG's GroupAddRev of `ReversibleBlock`, on a block whose destinations are all its sources.
+
+    In training its input is freed, and computed from its output in the backward pass.
+
+    Args:
+        blocks: A block for each group.
+        dropout: Probability with which an element of the shared mask is zero.
+        stores: Whether activations are stored instead, as of a plain model; results do not change.
+
+    >>> layer = ReversibleLayer([ReversibleBlock(BlockSAGEConv(32, 32), 32) for _ in range(2)])
+    >>> layer(torch.randn(block.num_src, 64), block).shape
+    torch.Size([num_src, 64])
+    """
+
+    square = True
+    """see `ooc.models.layers.run_layers`"""
+
+    def __init__(self, blocks: list[ReversibleBlock], dropout: float = 0.0, stores: bool = False) -> None:
+        super().__init__(nn.ModuleList(blocks), disable=stores)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, block: Block, mask: Tensor | None = None) -> Tensor:
+        """mask: of `ooc.models.layers.dropout_mask`, [num_src, channels]."""
+        out: Tensor = super().forward(x, block, mask) if torch.is_grad_enabled() else self._forward(x, block, mask)
+        return out
+
+    def steps(self) -> list["GroupStep"]:
+        """The layer as one of each group, which any block will do for."""
+        return [GroupStep(block, group, len(self.convs), self.dropout) for group, block in enumerate(self.convs)]
+
+    def extra_repr(self) -> str:
+        return f"dropout={self.dropout}"
+
+
+class GroupStep(nn.Module):
+    """One group of a reversible layer as a layer of its own: the rows with that group added to, x [num_src, c] -> [num_dst, c].
+
+    Passes over all nodes go through a reversible model step by step: the next group reads what this one wrote for all nodes.
+    """
+
+    draws_as = "reversible"
+    """steps of all layers have one mask of dropout; see `ooc.layerwise.ops`"""
+
+    def __init__(self, block: ReversibleBlock, group: int, groups: int, dropout: float) -> None:
+        super().__init__()
+        self.block, self.group, self.groups, self.dropout = block, group, groups, dropout
+
+    @property
+    def conv(self) -> nn.Module:
+        return self.block.conv
+
+    def forward(self, x: Tensor, block: Block) -> Tensor:
+        return self._changed(x, block, 1)
+
+    def inverse(self, y: Tensor, block: Block) -> Tensor:
+        """The destinations' rows before the step, [num_dst, c], from all sources' rows behind it, y [num_src, c]."""
+        return self._changed(y, block, -1)
+
+    def _changed(self, x: Tensor, block: Block, sign: int) -> Tensor:
+        """The destinations' rows with their group plus `sign` times what the block makes of the sources' rows x [num_src, c]."""
+        mask = dropout_mask(x, self.dropout, self.block.training)
+        read, parts = x.chunk(self.groups, dim=1), list(x[: block.num_dst].chunk(self.groups, dim=1))
+        rows = sum(read[2:], start=read[1]) if self.group == 0 else read[self.group - 1]
+        own_mask = None if mask is None else mask.chunk(self.groups, dim=1)[self.group]
+        parts[self.group] = parts[self.group] + sign * self.block(rows, block, own_mask)
+        return torch.cat(parts, dim=1)
+
+    def extra_repr(self) -> str:
+        return f"group={self.group}, dropout={self.dropout}"
+
+
+def build_reversible(
+    name: str,
+    channels: tuple[int, int, int],
+    num_layers: int,
+    groups: int,
+    dropouts: tuple[float, float],
+    norm: Norm,
+    make_conv: Any,
+) -> tuple[list[ReversibleLayer], nn.Module, nn.Module]:
+    """(layers, encoder, decoder) of a reversible model: a linear map, layers of the hidden width, norm -> ReLU -> linear map.
+
+    Args:
+        name: "revsage", "revgat" or "revgcn".
+        channels: Columns of the input, of the rows, of the output.
+        num_layers, groups, norm: As of `ooc.models.build_model`.
+        dropouts: Of the features, and of the shared mask.
+        make_conv: make_conv(columns) returns a group's convolution.
+
+    Raises:
+        ConfigError: If a value is invalid.
+    """
+    width_in, hidden, width_out = channels
+    if groups < 2 or hidden % groups:
+        raise ConfigError(f"{name} divides {hidden} hidden columns into {groups} groups: give 2 or more, and a multiple of them")
+    if norm == "batch":
+        raise ConfigError(f"{name} computes rows twice, which norm='batch' would count twice: use layer or none")
+    first, later = dropouts
+    own = hidden // groups
+    blocks = [[ReversibleBlock(make_conv(own), own, norm) for _ in range(groups)] for _ in range(num_layers)]
+    head = nn.Sequential(make_norm(norm, hidden), nn.ReLU(), DenseLayer(hidden, width_out, later))
+    return [ReversibleLayer(each, later) for each in blocks], DenseLayer(width_in, hidden, first), head
