@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -164,29 +165,41 @@ class BucketTable:
 
         Args:
             kept: Name of the view of the files (`BucketRows.keep`) to read; None: the rows as they are.
+
+        Raises:
+            StoreError: The disk fails, or behind the last rows of a bucket whose bytes are not those that were written.
         """
         self._settle()
         count = max(1, BLOCK_BYTES // (4 * self.shape.packed * self.shape.page_rows)) * self.shape.page_rows
         buffer = page_buffer(4 * self.shape.packed * count)
         rows = np.empty((count, self.shape.width), np.float32)
         for bucket in range(self.shape.buckets):
+            checksum = 0 if self._reads_files(bucket, kept) else None
             for first in range(0, self.shape.bucket_rows, count):
                 ids = self.shape.ids(bucket, first, count)
-                if not len(ids):
-                    break
-                self._fill(bucket, first, ids, kept, buffer, rows[: len(ids)])
-                yield ids, rows[: len(ids)]
+                if checksum is not None:
+                    part = buffer[: min(len(buffer), 4 * self.shape.packed * (self.shape.bucket_rows - first))]
+                    self.files.load_part(bucket, 4 * self.shape.packed * first, part, kept)
+                    checksum = google_crc32c.extend(checksum, part)
+                    own = buffer.view(np.float32).reshape(-1, self.shape.packed)
+                    rows[: len(ids)] = own[: len(ids), : self.shape.width]
+                else:
+                    self._fill(bucket, first, ids, kept, rows[: len(ids)])
+                if len(ids):
+                    yield ids, rows[: len(ids)]
+            if checksum is not None:
+                self.files.check(bucket, checksum, kept)
 
-    def _fill(self, bucket: int, first: int, ids: Ints, kept: str | None, buffer: NDArray[np.uint8], rows: Floats) -> None:
-        """`rows` = rows of a bucket from `first` on."""
-        packed, slot = self.shape.packed, int(self._slot[bucket])
+    def _reads_files(self, bucket: int, kept: str | None) -> bool:
+        """Whether rows of a bucket are read from the disk."""
+        return (kept is not None or self._slot[bucket] < 0) and self.files.is_written(bucket, kept)
+
+    def _fill(self, bucket: int, first: int, ids: Ints, kept: str | None, rows: Floats) -> None:
+        """`rows` = rows of a bucket from `first` on, in memory or as they began."""
+        slot = int(self._slot[bucket])
         if kept is None and slot >= 0:
             begin = slot * self.shape.bucket_rows + first
             rows[:] = self.packed[begin : begin + len(ids), : self.shape.width]
-        elif self.files.is_written(bucket, kept):
-            nbytes = min(len(buffer), 4 * packed * (self.shape.bucket_rows - first))
-            self.files.load_part(bucket, 4 * packed * first, buffer[:nbytes], kept)
-            rows[:] = buffer.view(np.float32).reshape(-1, packed)[: len(ids), : self.shape.width]
         else:
             keyed_uniform(self._stream, ids, self._bound, rows)
 

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
+import google_crc32c
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -102,9 +103,12 @@ class StoredBlocks:
 
     def load_kept(self, block: int, name: str) -> Tensor:
         """A block as it was when it was kept; in memory of its own."""
-        buffer = page_buffer(self.files.bucket_bytes)
+        buffer, checksum = page_buffer(self.files.bucket_bytes), 0
         for first in range(0, len(buffer), PIECE_BYTES):
-            self.files.load_part(block, first, buffer[first : first + PIECE_BYTES], name)
+            piece = buffer[first : first + PIECE_BYTES]
+            self.files.load_part(block, first, piece, name)
+            checksum = google_crc32c.extend(checksum, piece)
+        self.files.check(block, checksum, name)
         return self._values(buffer)
 
     def flush(self) -> None:

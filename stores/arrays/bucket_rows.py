@@ -137,16 +137,20 @@ class BucketRows:
         Raises:
             StoreError: The disk fails, or the bytes are not those that were written.
         """
-        slot, expected, checksum = self._now.slots[bucket], self._now.checksums[bucket], 0
+        slot, checksum = self._now.slots[bucket], 0
         assert slot != NOWHERE, "a bucket is written before it is read"
         for first in range(0, self.bucket_bytes, PIECE_BYTES):
             piece = out[first : first + PIECE_BYTES]
             self._file.load(slot * self.bucket_bytes + first, piece)
             checksum = google_crc32c.extend(checksum, piece)
-        if checksum != expected:
-            raise StoreError(f"{self.path / DATA} is damaged at bucket {bucket}: start another run, or put a copy back")
+        self.check(bucket, checksum)
         with self._lock:
             self.bytes_read += self.bucket_bytes
+
+    def check(self, bucket: int, checksum: int, kept: str | None = None) -> None:
+        """Raise StoreError where the CRC-32C of a bucket that was read, whole and in order, is not that of what was written."""
+        if checksum != self._map(kept).checksums[bucket]:
+            raise StoreError(f"{self.path / DATA} is damaged at bucket {bucket}: start another run, or put a copy back")
 
     def load_part(self, bucket: int, first: int, out: Bytes, kept: str | None = None) -> None:
         """Fill `out` (whole pages, page-aligned) from byte `first` of a bucket on, `first` a multiple of 4096.
@@ -156,6 +160,8 @@ class BucketRows:
             first: Where in it.
             out: What to fill.
             kept: Name of the view to read from; None: as the buckets are.
+
+        What reads all parts of a bucket compares them with `check`.
         """
         self._file.load(self._map(kept).slots[bucket] * self.bucket_bytes + first, out)
         with self._lock:

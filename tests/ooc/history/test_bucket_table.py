@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from ooc.history.bucket_table import BucketTable, TableShape, TableView
 from ooc.runtime.keyed_random import keyed_uniform
 from ooc.sampling.bucket_order import beta_swaps, bucket_visits
-from ooc.stores.arrays.bucket_rows import BucketRows
+from ooc.stores.arrays.bucket_rows import DATA, BucketRows
+from ooc.stores.errors import StoreError
 
 STREAM, BOUND = 5, 0.5
 
@@ -126,3 +127,21 @@ def test_a_shape_has_every_row_once() -> None:
     shape = TableShape(1003, 100, "adagrad", 7)
     assert shape.bucket_bytes % 4096 == 0
     assert sorted(np.concatenate([shape.ids(bucket) for bucket in range(7)]).tolist()) == list(range(1003))
+
+
+def test_rows_that_are_read_from_a_damaged_file_are_refused(tmp_path: Path) -> None:
+    shape = TableShape(1500, 3, "rowwise_adagrad", 3)
+    with closing(made(tmp_path / "table", shape, 3)) as table:
+        train(table, initial(shape), 0, 3)
+        table.flush()
+        table.files.keep("best")
+        saved = table.files.state()
+    data = tmp_path / "table" / DATA
+    kept = data.read_bytes()
+    data.write_bytes(kept[:-5] + bytes([kept[-5] ^ 1]) + kept[-4:])
+    for view in (None, "best"):
+        with (
+            closing(made(tmp_path / "table", shape, 3, saved)) as table,
+            pytest.raises(StoreError, match="is damaged at bucket"),
+        ):
+            all_rows(table, view)
