@@ -14,6 +14,7 @@ OF_MODEL = {
     "distance": ("transe", "rotate"),
     "reciprocal": WITH_RELATIONS,
     "relation_weight": WITH_RELATIONS,
+    "weight_decay": WITH_RELATIONS,
 }
 """settings that apply to these models only"""
 OF_LOSS = {
@@ -77,6 +78,7 @@ class TableConfig(DividedEdges, RunConfig):
         description="adagrad, rowwise_adagrad (one sum of squares a row: half of the memory), or adam (SparseAdam).",
     )
     lr: float = Field(default=0.1, gt=0, description="Learning rate.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of the relations' rows; nodes' rows have none.")
     lr_factor: float = Field(
         default=1.0, gt=0, le=1, description="Factor of the learning rate after `lr_patience` evaluations without improvement."
     )

@@ -29,7 +29,6 @@ from ooc.runtime.keyed_random import Cursor, Purpose, key, seeds_of, steps_of
 from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.ranks import ALONE, Ranks
 from ooc.sampling.bucket_draws import drawn_nodes
-from ooc.sampling.edge_split import PARTS
 from ooc.sampling.links import EdgeLookup
 from ooc.stores.arrays.bucket_rows import BucketRows
 from ooc.stores.arrays.members import Members
@@ -79,15 +78,14 @@ class LightGCNMode(Mode):
         self.key = link_type(config.edge_type, dataset)
         self.links = RelationLinks(dataset, config.edge_type, relations=False)
         edges = dataset.edges(self.key)
-        stored = bool(edges.splits) and not config.is_divided
+        stored = config.takes_split(bool(edges.splits))
         self.split = RelationSplit(self.links, None if stored else config.shares, config.train_split, config.seed)
         self.lookup = EdgeLookup(edges.graph)
         self.train: Members = self.split.members(config.train_split)[0]
         if not len(self.train):
             raise ConfigError(f"{config.store} has no edges left to train on: give a smaller val and test")
         names = self.split.names
-        if unknown := sorted({config.val_split, *config.eval_splits} - {*PARTS, *names}):
-            raise ConfigError(f"eval_splits: {unknown[0]!r} is no part of the edges: give {', '.join(names)}")
+        config.check_parts(names)
         if config.patience is not None and not (config.val_split in names and self.split.count(config.val_split)):
             raise ConfigError("patience needs edges to validate on, and there are none: leave it out")
         self.model, self.monitor = DotDecoder(), config.monitored

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ooc.config.base import RunConfig, changed
+from ooc.config.base import RunConfig
 from ooc.config.links import LinkConfig
 from ooc.graph.hetero import EdgeKey
 from ooc.loading.base import BatchLoader
@@ -25,7 +25,7 @@ from ooc.models.layers import autocast, evaluating
 from ooc.models.user_models import forward_batch
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.pipeline import Stage
-from ooc.sampling.edge_split import PARTS, EdgeSplit
+from ooc.sampling.edge_split import EdgeSplit
 from ooc.sampling.hetero_neighbor import edge_name
 from ooc.sampling.links import EdgeLookup
 from ooc.stores.arrays.rows import AnyArray, Ids
@@ -92,9 +92,7 @@ class LinkMode(SampledMode):
         if EdgeLookup(edges.graph).are_all():
             raise ConfigError(f"{config.store} has all possible edges, so no pairs of nodes that are none to compare them with")
         self.split = self._split()
-        unknown = sorted({config.val_split, *config.eval_splits} - {*PARTS, *self.split.names})
-        if unknown:
-            raise ConfigError(f"eval_splits: {unknown[0]!r} is no part of the edges: give {', '.join(self.split.names)}")
+        config.check_parts(self.split.names)
         if config.patience is not None and config.val_split not in self.split.names:
             raise ConfigError(f"patience needs a split {config.val_split!r} of edges, which the store has not: leave it out")
         return LinkTask.of_links(config)
@@ -102,11 +100,8 @@ class LinkMode(SampledMode):
     def _split(self) -> EdgeSplit | StoredEdgeSplit:
         """The split that the store has, unless shares are given."""
         config = self.config
-        if self.dataset.edges(self.edge_type).splits and not config.is_divided:
+        if config.takes_split(bool(self.dataset.edges(self.edge_type).splits)):
             return StoredEdgeSplit(self.dataset, self.edge_type, config.train_split)
-        if named := changed(config, "train_split", "val_split"):
-            why = "val and test divide the edges at random" if config.is_divided else "the store has no split of these edges"
-            raise ConfigError(f"{named[0]} = {getattr(config, named[0])!r}, and {why}: leave it out")
         return EdgeSplit(*config.shares, config.seed)
 
     def _make_model(self) -> nn.Module:

@@ -33,7 +33,6 @@ from ooc.runtime.memory_plan import plan_memory
 from ooc.runtime.messages import Pace
 from ooc.runtime.ranks import ALONE, Ranks
 from ooc.sampling.bucket_order import beta_swaps, bucket_visits, least_swaps
-from ooc.sampling.edge_split import PARTS
 from ooc.stores.arrays.bucket_rows import BucketRows
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import Ids
@@ -102,18 +101,13 @@ class TableMode(Mode):
 
     def _split(self) -> RelationSplit:
         config = self.config
-        stored = self.links.has_splits and not config.is_divided
-        if not stored and (config.train_split, config.val_split) != ("train", "val"):
-            why = "val and test divide the edges at random" if config.is_divided else "the store has no split of these edges"
-            raise ConfigError(f"train_split and val_split are names of a store's splits, and {why}: leave them out")
+        stored = config.takes_split(self.links.has_splits)
         return RelationSplit(self.links, None if stored else config.shares, config.train_split, config.seed)
 
     def _check_splits(self) -> None:
         """Raise ConfigError where there is nothing to train on, or no such split."""
-        config, names = self.config, self.split.names
-        unknown = sorted({config.val_split, *config.eval_splits} - {*PARTS, *names})
-        if unknown:
-            raise ConfigError(f"eval_splits: {unknown[0]!r} is no part of the edges: give {', '.join(names)}")
+        config = self.config
+        config.check_parts(self.split.names)
         if not self.train_links:
             raise ConfigError(f"{config.store} has no edges left to train on: give a smaller val and test")
         if (config.patience is not None or config.lr_factor < 1) and not self.split.count_of(config.val_split):

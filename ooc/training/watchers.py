@@ -43,7 +43,8 @@ def _scores(
     parts = [f"loss {line['train_loss']:.4f}"] if line.get("train_loss") is not None else []
     for split in ("val", "test"):
         scores = line.get(split) or {}
-        for name in names:
+        lists = [next((name for name in scores if name.startswith(kind)), "") for kind in ("recall@", "ndcg@")]
+        for name in [*names, *lists]:
             if scores.get(name) is not None:
                 beside = [f"{who} {each[split][name]:.4f}" for who, each in line.get("baselines", {}).items()]
                 parts.append(f"{split} {name} {scores[name]:.4f}" + (f" ({', '.join(beside)})" if beside else ""))

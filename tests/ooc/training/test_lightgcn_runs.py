@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import signal
 import time
 from contextlib import closing, suppress
@@ -23,7 +24,7 @@ from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.training.loop import plan, train
 from ooc.training.open_run import open_run
-from ooc.training.watchers import Watchers
+from ooc.training.watchers import Watchers, terminal_watcher
 from tests.forked import Python
 from tests.ooc.runs import KillAt, Killed, curve
 
@@ -186,9 +187,10 @@ def test_kill_9_at_random_moments(store: Path, tmp_path: Path) -> None:
     assert killed
 
 
-def test_lists_are_those_of_the_best_rows(store: Path, tmp_path: Path) -> None:
+def test_lists_are_those_of_the_best_rows(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = config(store, tmp_path / "run", epochs=6, lr=0.1)
-    result = train(settings)
+    result = train(settings, watcher=terminal_watcher())
+    assert re.search(r"val recall@5 0\.\d{4}, val ndcg@5 0\.\d{4} \(best\)", "".join(capsys.readouterr()))
     validated = [line["val"]["recall@5"] for line in lines(settings.out) if "val" in line]
     assert result["metrics"]["val"]["recall@5"] == max(validated)
     rows, (user, item) = embeddings(settings.out), (slice(0, USERS), slice(USERS, USERS + ITEMS))
@@ -214,6 +216,8 @@ def test_what_does_not_fit_is_one_line(store: Path, tmp_path: Path, monkeypatch:
         ooc.train(store=store, out=tmp_path / "run", mode="lightgcn", eval_k=[5], monitor="recall@7")
     with pytest.raises(ConfigError, match="eval_splits: 'dev' is no part of the edges: give train, val, test"):
         train(config(store, tmp_path / "run", eval_splits=["dev"]))
+    with pytest.raises(ConfigError, match="train_split = 'dev', and val and test divide the edges at random: leave it out"):
+        train(config(store, tmp_path / "run", val=0.1, train_split="dev"))
     with pytest.raises(ConfigError, match="patience needs edges to validate on"):
         train(config(store, tmp_path / "run", val=0.0, test=0.1, patience=2))
     little_memory(monkeypatch, 1000)

@@ -243,7 +243,10 @@ def test_what_does_not_fit_is_refused(store: Path, tmp_path: Path) -> None:
     refused("dropout does not apply", dropout=0.1)
     refused("resident = 1", buckets=3, resident=1)
     refused("is more than the 3 buckets", buckets=3, resident=4)
-    refused("is no part of the edges", eval_splits=["other"])
+    refused("weight_decay does not apply to model mf", model="mf", weight_decay=0.1)
+    refused("eval_splits: 'other' is no part of the edges", eval_splits=["other"])
+    refused("val_split: 'dev' is no part of the edges", val_split="dev")
+    refused("train_split = 'dev', and val and test divide the edges at random: leave it out", val=0.1, train_split="dev")
     refused("edge_type applies to heterogeneous", edge_type="a:b:c")
     with pytest.raises(ConfigError, match="nproc does not apply to mode table"):
         plan(table_config(store, tmp_path / "run"), nproc=2)
