@@ -110,10 +110,10 @@ def top_k(
         return found
 
 
-def check_k(k: Any) -> None:
-    """Raise ConfigError for a number of items to keep that is none."""
+def check_k(k: Any, name: str = "k") -> None:
+    """Raise ConfigError for a number of items to keep that is none. name: of the argument."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise ConfigError(f"k must be a whole number of 1 or more, not {k!r}")
+        raise ConfigError(f"{name} must be a whole number of 1 or more, not {k!r}")
 
 
 @dataclass(frozen=True)

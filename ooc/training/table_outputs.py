@@ -180,6 +180,7 @@ def neighbors(
         `source`, `item` and `score`: rows of the store and their similarity, from the best on.
 
     Raises:
+        BudgetError: The memory does not hold the rows and neighbors of so many nodes.
         ConfigError: The run has no table, or an argument does not fit.
         InputError: A node is none.
 
@@ -197,13 +198,26 @@ def neighbors(
         chosen = input_nodes_of(dataset, (name if dataset.is_hetero else None, nodes))
         ids = first + chosen.ids(np.arange(len(chosen)))
         stop = first + dataset.nodes(name).num_nodes
+        _check_room(dataset, len(ids), trained.scorer.width, k)
         best = nearest(trained.table, ids, k, by, lambda node: (node >= first) & (node < stop))
         return TopK(best.source - first, np.where(best.item < 0, -1, best.item - first), best.score)
 
 
+def _check_room(dataset: Dataset, nodes: int, width: int, k: Any) -> None:
+    """Raise BudgetError where memory does not hold the rows of so many nodes and k neighbors of each."""
+    check_k(k)
+    room = plan_memory(dataset).batches - 4 * CANDIDATES * QUERIES
+    need = nodes * (8 * width + 24 * int(k) + 64)
+    if need > room:
+        raise BudgetError(
+            f"{nodes:,} nodes and {k} neighbors of each take {format_bytes(need)} of memory, and {format_bytes(max(0, room))} "
+            "are left: give fewer nodes at a time, or more memory"
+        )
+
+
 def write_answers(run: Path | str, dataset: Dataset, out: Path, top: int) -> int:
     """Write the best answers of all queries of a run with a table, see `answer_tables`; returns the number of queries."""
-    check_k(top)
+    check_k(top, "top")
     with trained_table(run, dataset) as trained:
         room = plan_memory(dataset).batches // 2 - 4 * CANDIDATES * QUERIES
         lists = AnswerLists(trained, min(int(top), max(1, len(trained.links.tails))), max(1, room))

@@ -190,6 +190,12 @@ def test_what_does_not_apply_is_one_line(shop: tuple[Path, Path], words: Path, t
         ooc.infer(run, store, tmp_path / "best.parquet", top=3, node_type="user")
     with pytest.raises(ConfigError, match="has rows of the nodes of another store"):
         ooc.infer(run, words, tmp_path / "best.parquet", top=3)
+    with pytest.raises(ConfigError, match="top must be a whole number of 1 or more, not 0"):
+        ooc.infer(run, store, tmp_path / "best.parquet", top=0)
+    with pytest.raises(BudgetError, match="10 MB of memory leaves nothing"):
+        ooc.neighbors(run, store, [0], node_type="user", memory="10MB")
+    with pytest.raises(BudgetError, match="2 nodes and 1000000000 neighbors of each take 48 GB"):
+        ooc.neighbors(run, store, [0, 1], 10**9, node_type="user", memory="2GB")
     with pytest.raises(ConfigError, match="is no run that has a table: modes lightgcn and table"):
         ooc.neighbors(tmp_path, store, [0])
     (tmp_path / "best.parquet").touch()
