@@ -43,8 +43,8 @@ def _padded(size: int) -> int:
 
 
 class Image:
-    """An object as bytes: pickled with its arrays out of band, so that they are copied once on the way to a file, and not at
-    all on the way back."""
+    """An object as bytes: pickled with its arrays out of band, so that they are copied once when it is written, and not at
+    all when it is read."""
 
     def __init__(self, value: Any) -> None:
         arrays: list[pickle.PickleBuffer] = []

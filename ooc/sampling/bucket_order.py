@@ -4,8 +4,8 @@ An edge needs the buckets of both its ends in memory, of which there is room for
 "Marius: Learning Massive Graph Embeddings on a Single Machine", OSDI 2021): all resident buckets but the last stay, while all
 that are on disk take the last place in turn; then those that stayed have met all others, and are replaced by as many new ones.
 
-An even epoch begins with the same buckets whatever its number, in an order of its own; the odd epoch behind it goes the same
-way back. So an epoch begins with what the one before it ended with, and is a function of its number all the same.
+An even epoch begins with the same buckets whatever its number, in an order of its own; the odd epoch after it has the same
+resident buckets in reverse. So an epoch begins with those that the one before it ended with, and is a function of its number.
 """
 
 from collections.abc import Iterator

@@ -3,8 +3,8 @@ computes too instead of having them sent.
 
 What a layer reads of a halo's node is sent by the rank that computes it, or made here once more: of the first layer from the
 node's features, of a later one by the layer before it, which needs the node's own in-neighbors. A row that is made twice is the
-same function of the parameters in both places, so its gradient goes down the copy that it arrived at, and the sum over ranks of
-the parameters' gradients has every use of the row once: the step is exact whichever rows are recomputed.
+same function of the parameters in both places, so each copy's gradient is propagated where that copy was used, and the sum over
+ranks of the parameters' gradients has every use of the row once: the step is exact whichever rows are recomputed.
 """
 
 from collections.abc import Callable, Iterator

@@ -38,8 +38,8 @@ WAYS: tuple[WayName, ...] = ("none", "first", "by cost", "all")
 class LayerCost:
     """Seconds of an epoch for what a layer reads of a node of the halo.
 
-    row, edge: to compute the row, and its gradient's way down, without sums, and for an in-edge of the node. sent: to send the
-    row and its gradient. nbytes: bytes sent forward and backward.
+    row, edge: to compute the row in the forward and backward pass, without sums, and for an in-edge of the node. sent: to send
+    the row and its gradient. nbytes: bytes sent forward and backward.
     """
 
     row: float

@@ -110,16 +110,15 @@ class StepPlan:
     def asdict(self) -> dict[str, Any]:
         """For JSON, with what follows from the fields."""
         moved = {str(tier): self.moved(tier) for tier in MOVED}
-        found = asdict(self)
-        found["placement"] = {"fates": found["placement"].pop("placements"), **found["placement"]}
-        return {**found, "seconds": self.seconds, "peak": self.peak, "moved": moved}
+        return {**asdict(self), "seconds": self.seconds, "peak": self.peak, "moved": moved}
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "StepPlan":
         """From what `asdict` gave, and JSON made of it."""
         placed = data["placement"]
+        first = "placements" if "placements" in placed else "fates"  # of plans of earlier versions
         placements, passing = (
-            {name: TensorPlacement(where) for name, where in placed[each].items()} for each in ("fates", "passing")
+            {name: TensorPlacement(where) for name, where in placed[each].items()} for each in (first, "passing")
         )
         runs: list[dict[str, Any]] = [
             {name: tuple(each) if isinstance(each, list) else each for name, each in run.items()} for run in data["runs"]

@@ -146,7 +146,7 @@ def test_a_run_that_goes_on_heeds_the_placement_and_the_disk_it_is_given_then(st
     forced = went(1, "recomputed")
     assert went(2, "recomputed")["runs"] == forced["runs"], "the plan it began with"
     planned = went(3, "planned")
-    assert planned["placement"]["fates"] != forced["placement"]["fates"]
+    assert planned["placement"]["placements"] != forced["placement"]["placements"]
     with pytest.raises(ConfigError, match="leave room"):
         went(4, "disk", disk="1KB")
     went(4, "planned", disk="1KB")  # all is in memory
@@ -160,7 +160,7 @@ def test_what_fits_the_memory_is_planned_without_a_disk(store: Path, tmp_path: P
     monkeypatch.setattr(fullprofile, "disk_speed", refused)
     train(configure(store, tmp_path / "run", plan=True))
     plan = json.loads((tmp_path / "run" / "plan.json").read_bytes())
-    assert set(plan["placement"]["fates"].values()) == {"retained"}
+    assert set(plan["placement"]["placements"].values()) == {"retained"}
 
 
 def test_nothing_is_left_but_the_runs_files(store: Path, tmp_path: Path) -> None:
@@ -229,6 +229,6 @@ def test_a_planned_run_keeps_its_plan_goes_on_by_it_and_shows_it(
     flags = ["--mode", "full", "--hidden", "16", "--layers", "2"]
     assert main(["plan", str(store), *flags, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert set(printed["placement"]["fates"]) == set(json.loads(before)["placement"]["fates"])
+    assert set(printed["placement"]["placements"]) == set(json.loads(before)["placement"]["placements"])
     assert main(["plan", str(store), *flags, "--placement", "disk"]) == 0
     assert "intermediates" in capsys.readouterr().out
