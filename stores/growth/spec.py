@@ -173,5 +173,5 @@ def append_spec_of(given: Mapping[str, Any], parse: Parse = lambda model, values
         show_edge_type(key): made_of_type(parse, EdgeTypeAppend, f"edge type {show_edge_type(key)}", given, of_edges[key])
         for key in edges
     }
-    rest = {name: given[name] for name in ("out", "memory") if name in given}
+    rest: dict[str, Any] = {name: given[name] for name in ("out", "memory") if name in given}
     return parse(TypedAppend, {**rest, "nodes": nodes, "edges": specs})
