@@ -8,7 +8,7 @@ from typing import Any
 
 from ooc.config.base import RunConfig, parse
 from ooc.config.modes import class_of
-from ooc.config.nodes import OWN, TrainConfig
+from ooc.config.nodes import OWN, REVERSIBLE, TrainConfig
 from ooc.stores.errors import ConfigError
 
 PLAIN = "plain"
@@ -44,6 +44,10 @@ TECHNIQUES: dict[str, Technique] = {
     "accumulate": Technique("a quarter of the batch at a time, the same optimizer steps"),
     "checkpointing": Technique("layers recomputed in the backward pass", {"activation_checkpointing": True}),
     "bf16": Technique("activations in bfloat16", {"precision": "bf16"}),
+    "int8": Technique("activations in int8 between the passes", {"compress": "int8"}),
+    "int4": Technique("activations in int4 between the passes", {"compress": "int4"}),
+    "int2": Technique("activations in int2 between the passes", {"compress": "int2"}),
+    "reversible": Technique("layers whose inputs are recomputed from their outputs"),
     "labor": Technique(
         "nodes of a batch, layers and 64 batches share neighbors",
         {"sampler": "labor", "layer_dependency": True, "batch_dependency": 64},
@@ -100,6 +104,10 @@ def with_technique(config: TrainConfig, name: str, parts: int | None) -> RunConf
     values = {**given, **technique.settings}
     if name == "accumulate":
         values |= {"batch_size": max(1, config.batch_size // SMALLER), "accumulate": config.accumulate * SMALLER}
+    if name == "reversible":
+        if f"rev{config.model}" not in REVERSIBLE:
+            raise ConfigError(f"model {config.model} has no reversible form; {', '.join(REVERSIBLE)} are there")
+        values["model"] = f"rev{config.model}"
     if values.get("mode", config.mode) in ("cluster", "history"):
         values |= {"parts": values.get("parts", PARTS)} if parts is None else {"parts_per_batch": max(1, parts // PARTS)}
     if values.get("mode") != config.mode:

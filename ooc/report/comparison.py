@@ -78,15 +78,19 @@ def write_comparison(out: Path, store: Path | str, trials: Sequence[Trial], seed
     tried = [trial for trial in trials if trial.refused is None]
     with matplotlib.rc_context(STYLE):
         figure = svg_of(comparison_figure(tried))
-    text = page_templates().get_template("comparison.html.jinja").render(
-        name=out.resolve().name,
-        store=store,
-        epochs=trials[0].epochs,
-        seeds=seeds,
-        figure=figure,
-        titles=[title for title, _, _ in columns],
-        rows=[(trial.technique, [_cell(trial, column) for column in columns], trial.about) for trial in tried],
-        refused=[(trial.technique, trial.refused) for trial in trials if trial.refused is not None],
+    text = (
+        page_templates()
+        .get_template("comparison.html.jinja")
+        .render(
+            name=out.resolve().name,
+            store=store,
+            epochs=trials[0].epochs,
+            seeds=seeds,
+            figure=figure,
+            titles=[title for title, _, _ in columns],
+            rows=[(trial.technique, [_cell(trial, column) for column in columns], trial.about) for trial in tried],
+            refused=[(trial.technique, trial.refused) for trial in trials if trial.refused is not None],
+        )
     )
     write_file(out / PAGE, text.encode())
     return out / PAGE

@@ -16,7 +16,8 @@ KEPT = ("store", "out", "model", "hidden", "layers", "lr", "seed", "epochs", "dr
 @pytest.mark.parametrize("parts", [None, 64])
 def test_a_technique_leaves_the_model_and_the_optimizer_as_they_are(name: str, parts: int | None) -> None:
     made = with_technique(BASE, name, parts)
-    assert {key: getattr(made, key) for key in KEPT} == {key: getattr(BASE, key) for key in KEPT}
+    kept = {key: getattr(BASE, key) for key in KEPT} | ({"model": "revsage"} if name == "reversible" else {})
+    assert {key: getattr(made, key) for key in KEPT} == kept
     for key, value in TECHNIQUES[name].settings.items():
         assert getattr(made, key) == value
 
@@ -37,6 +38,11 @@ def test_parts_are_those_of_the_store_where_it_has_some() -> None:
     assert isinstance(with_parts, TrainConfig)
     assert (without.parts, without.parts_per_batch) == (16, 1)
     assert (with_parts.parts, with_parts.parts_per_batch) == (None, 4)
+
+
+def test_a_model_without_a_reversible_form_is_refused() -> None:
+    with pytest.raises(ConfigError, match="model gin has no reversible form; revsage"):
+        with_technique(BASE.model_copy(update={"model": "gin"}), "reversible", None)
 
 
 def test_names_begin_with_the_settings_as_given() -> None:
