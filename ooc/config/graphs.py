@@ -5,10 +5,11 @@ from typing import Literal
 from pydantic import Field
 
 from ooc.config.base import Positive, Size
+from ooc.config.gradients import SharedGradients
 from ooc.config.nodes import ModelConfig
 
 
-class GraphConfig(ModelConfig):
+class GraphConfig(ModelConfig, SharedGradients):
     """Settings of training on the labels of whole graphs.
 
     >>> GraphConfig(store="molecules.ooc", out="runs/1", model="gin", layers=3, pooling="sum").batches

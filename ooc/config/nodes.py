@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from ooc.config.base import Depth, DeviceName, Fraction, Positive, Size, Threads, changed, check_settings, parse
 from ooc.config.fan_outs import ALL_OTHERS, FanOuts, by_edge_type, fanout_text, parsed
+from ooc.config.gradients import SharedGradients
 from ooc.config.labels import LabelConfig
 from ooc.stores.sizes import parse_bytes
 
@@ -114,7 +115,7 @@ class NodeConfig(ModelConfig):
     plan: bool = Field(default=False, description="Predict the run before it starts, from a profile of a few seconds.")
 
 
-class TrainConfig(NodeConfig):
+class TrainConfig(NodeConfig, SharedGradients):
     """Settings of training on batches of nodes.
 
     >>> TrainConfig(store="cora.ooc", out="runs/cora", model="gcn", fanout=[-1, -1]).layers

@@ -30,7 +30,7 @@ TRAIN: Topics = {
     ),
     "Optimization": (
         "epochs lr weight_decay max_steps",
-        "optimizer updates grad_clip precision tf32",
+        "optimizer updates grad_clip precision tf32 compress_gradients powersgd_rank",
     ),
     "Evaluation": (
         "monitor patience evaluate",

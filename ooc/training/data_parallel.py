@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ooc.runtime.ranks import Ranks
+from ooc.training.compressed_gradients import CompressedGradients
 
 
 class SharedLoader(Protocol):
@@ -76,11 +77,12 @@ class GlobalStep:
     are not rebuilt after the first step, so that a resumed run adds up in the same order.
     """
 
-    def __init__(self, mode: ShareLoss, ranks: Ranks) -> None:
+    def __init__(self, mode: ShareLoss, ranks: Ranks, compressed: CompressedGradients) -> None:
         module = _GlobalLoss(mode, ranks)
         self._module = DistributedDataParallel(
             module, process_group=ranks.group, find_unused_parameters=True, gradient_as_bucket_view=True
         )
+        compressed.register(self._module)
 
     def backward(self, batch: Any, scaler: torch.amp.GradScaler, share: float, last: bool) -> Tensor:
         """Add the gradients of a global batch, divided by `share`; its mean loss. last: of a group of accumulated batches,

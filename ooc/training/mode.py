@@ -22,6 +22,7 @@ from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.training.build import device_model_bytes, make_optimizer, pick_device, use_tf32
 from ooc.training.callbacks import BATCHES, Rate
+from ooc.training.compressed_gradients import CompressedGradients
 from ooc.training.data_parallel import GlobalStep
 from ooc.training.trained_table import TrainedTable
 from ooc.training.watchers import Watchers
@@ -212,7 +213,12 @@ class Mode(ABC):
     @cached_property
     def global_step(self) -> GlobalStep:
         """Gradients of all ranks; made once the parameters are restored, which are rank 0's on all ranks then."""
-        return GlobalStep(self, self.ranks)
+        return GlobalStep(self, self.ranks, self.compressed)
+
+    @cached_property
+    def compressed(self) -> CompressedGradients:
+        """How the gradients that ranks exchange are compressed."""
+        return CompressedGradients(self.config, self.ranks)
 
     def step(self, batch: Any, share: float, last: bool = True) -> Tensor:
         """Add a batch's gradients, divided by `share`, to those of the parameters; the batch's loss, on several ranks that of

@@ -24,6 +24,7 @@ from ooc.stores.io.working import scratch_folder
 from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import checkpoint
 from ooc.training.build import takes_floats
+from ooc.training.compressed_gradients import check_compression
 from ooc.training.loggers import LOGGERS
 from ooc.training.registry import MODES, mode_of
 from ooc.training.restarts import begins, begun_before
@@ -172,6 +173,7 @@ def compose(
     mode, growth = mode_of(config)(config, dataset, replace(ranks, begun_by=began)), None
     with ExitStack() as refused:
         refused.enter_context(closing(mode))
+        check_compression(config, ranks, mode.device)
         config, given = (each.model_copy(update=mode.chosen()) for each in (config, given))
         if saved:
             saved["store_fingerprint"] = dataset.fingerprint

@@ -187,6 +187,7 @@ class Run:
             "metrics_bytes": self.log.sync(),
             "spent": self.spent(),
             **mode.state(state),
+            "compressed": mode.compressed.state(),
             **environment(mode),
         }
         if self.ranks.first:
@@ -253,6 +254,7 @@ class Run:
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.best_model, self.spent_before = saved["best_model"], saved["spent"]
+        self.mode.compressed.load(saved.get("compressed"), self.mode.device)
         self.state = RunState(**saved["state"])
 
 
