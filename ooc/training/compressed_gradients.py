@@ -52,7 +52,7 @@ class CompressedGradients:
     def register(self, module: DistributedDataParallel) -> None:
         """Have `module` exchange gradients so."""
         if self._powersgd is not None:
-            module.register_comm_hook(self._powersgd, powerSGD_hook)
+            module.register_comm_hook(self._powersgd, _in_order)
         elif self._how != "none":
             module.register_comm_hook(self._ranks.group, _HOOKS[self._how])
 
@@ -87,6 +87,14 @@ class CompressedGradients:
         held = ((state.p_memory_dict, saved["p"]), (state.q_memory_dict, saved["q"]), (state.error_dict, own))
         for into, tensors in held:
             into.update({bucket: tensor.to(device) for bucket, tensor in tensors.items()})
+
+
+def _in_order(state: PowerSGDState, bucket: Any) -> torch.futures.Future[Tensor]:
+    """The hook, done when it returns: it sends in several steps, and those of ranks must not mix with what DDP sends itself
+    (which parameters were used), as gloo matches collectives by their order."""
+    future = powerSGD_hook(state, bucket)
+    future.wait()
+    return future
 
 
 def _on_host(tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:

@@ -114,7 +114,7 @@ def test_what_waits_or_is_missing_is_refused(tmp_path: Path) -> None:
         reduce(path, PCA, node_type="paper")
     with pytest.raises(ConfigError, match=r"`method='tsne:2'`: write METHOD:COLUMNS, one of pca:64"):
         ooc.reduce(path, "tsne:2")
-    with pytest.raises(ConfigError, match="s3:.*cannot be reduced where it is"):
+    with pytest.raises(ConfigError, match=r"s3:.*cannot be reduced where it is"):
         ooc.reduce("s3://bucket/papers.ooc", "pca:4")
     append(further(path, features(210)[200:]))
     with pytest.raises(ConfigError, match="run `ooc compact"):
