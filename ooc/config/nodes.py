@@ -325,9 +325,10 @@ class FullConfig(NodeConfig):
     """
 
     mode: Literal["full"] = Field(default="full", description="the whole graph at once, exactly, with offloading to disk.")
-    placement: Literal["planned", "retained", "device", "disk", "recomputed"] = Field(
+    placement: Literal["planned", "retained", "device", "disk", "recomputed", "compressed"] = Field(
         default="planned", description="Where intermediates are kept for the backward pass: planned, or one placement for all."
     )
+    compress: Literal["int8", "int4", "int2"] | None = Field(default=None, description=COMPRESS)
     disk: Size | None = Field(default=None, description="Disk space for intermediates, such as 50GB; by default what is free.")
     gpu_memory: Size | None = Field(
         default=None,
@@ -360,6 +361,12 @@ class FullConfig(NodeConfig):
     )
 
     @model_validator(mode="after")
+    def _placed(self) -> Self:
+        if self.placement == "compressed" and self.compress is None:
+            raise ValueError("placement = compressed needs to know how: give compress = int8, int4 or int2 too")
+        return self
+
+    @model_validator(mode="after")
     def _halo_settings(self) -> Self:
         if self.halo_recompute != "auto" and self.halo_bandwidth is not None:
             raise ValueError("halo_bandwidth applies to halo_recompute = auto only: set that too, or leave it out")
@@ -373,6 +380,11 @@ class FullConfig(NodeConfig):
     def batches(self) -> str:
         exact = "the whole graph, exactly"
         return exact if self.halo == "exact" else f"the whole graph, with {self.halo} rows of other processes"
+
+    @property
+    def plans(self) -> bool:
+        """Whether placements are planned before the first step; the run keeps the plan. Compression is a choice of the plan."""
+        return self.plan or self.compress is not None
 
     @property
     def disk_bytes(self) -> int | None:

@@ -1,4 +1,5 @@
-"""What autograd keeps of a chunk, between the forward pass and the backward pass: where it was computed, in RAM, or on disk.
+"""What autograd keeps of a chunk, between the forward pass and the backward pass: where it was computed, in RAM as it is or
+compressed, or on disk.
 
 A chunk's function is run under saved-tensor hooks. Parameters are left where they are; the chunk's inputs, which have
 placements of their own, are put in again in the backward pass; only the rest is kept. Its gradients are caught where they
@@ -7,6 +8,7 @@ enter, so that no input is kept for them. (torch's saved-tensor hooks; offloaded
 
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -21,7 +23,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.ops import Tensors
 from ooc.layerwise.row_files import MOST_KEPT, copy
+from ooc.models.compression import CompressedTensor, ExactMasks, compressed, compresses, uncompressed
+from ooc.models.quantization import BITS, Compression
 from ooc.runtime.buffers import PAGE_BYTES, Buffers
+from ooc.runtime.keyed_random import numbered
 from ooc.runtime.range_io import WriteBehind
 from ooc.runtime.transfer import HostCopy, to_device
 from ooc.stores.io.pages import PageFile
@@ -47,6 +52,18 @@ class OffloadMemory:
         """A copy of it. It is not page-locked: torch rounds the bytes of that memory up to a power of two."""
         (values,) = HostCopy([tensor.contiguous()]).tensors()
         return values.clone()
+
+
+class CompressedMemory:
+    """Tensors in the host's memory in fewer bits; see `ooc.models.compression`. key: of the draws of the first one."""
+
+    def __init__(self, compression: Compression, key: int) -> None:
+        self._bits, self._key, self._count = BITS[compression], key, 0
+
+    def put(self, tensor: Tensor) -> Tensor | CompressedTensor:
+        """Compress it, where that is worth it."""
+        self._count += 1
+        return compressed(tensor, self._bits, numbered(self._key, self._count)) if compresses(tensor) else tensor
 
 
 class OffloadFile:
@@ -161,7 +178,8 @@ class PendingChunk:
 
     compute: of the inputs `given`; wanted: those that need a gradient; own: storages of parameters, by address; offload: where
     what is kept goes, None where it stays on the device that computes. `backward` is to be called once, with the inputs again.
-    nbytes: of memory that what is kept takes; needed_inputs: those that the backward needs.
+    nbytes: of memory that what is kept takes; needed_inputs: those that the backward needs. Where it is compressed, masks of
+    torch's own ReLU and dropout are kept as such.
     """
 
     def __init__(
@@ -170,11 +188,11 @@ class PendingChunk:
         given: Tensors,
         wanted: Iterable[str],
         own: set[int],
-        offload: OffloadFile | OffloadMemory | None,
+        offload: OffloadFile | OffloadMemory | CompressedMemory | None,
     ) -> None:
         self._given, self._own, self._offload = dict(given), own, offload
         self._device = next(iter(given.values())).device
-        self._kept: list[Tensor | OffloadedTensor] = []
+        self._kept: list[Tensor | OffloadedTensor | CompressedTensor] = []
         self._caught: Tensors = {}
         self._handed: Tensors = {}
         self.needed_inputs: set[str] = set()
@@ -183,12 +201,15 @@ class PendingChunk:
         entered = dict(given)
         for name in wanted:
             entered[name] = _Entry.apply(anchor, given[name], name, self._caught)  # type: ignore[no-untyped-call]
-        with torch.enable_grad(), saved_tensors_hooks(self._pack, self._unpack):
+        masks = ExactMasks() if isinstance(offload, CompressedMemory) else nullcontext()
+        with torch.enable_grad(), saved_tensors_hooks(self._pack, self._unpack), masks:
             outputs = compute(entered)
             learned = {name: rows for name, rows in outputs.items() if rows.requires_grad}
             end = _Exit.apply(self._handed, list(learned), *learned.values())  # type: ignore[no-untyped-call]
         if offload is not None:  # not sooner: some ops keep what they fill only then, as RReLU its noise
             self._kept = [offload.put(tensor) for tensor in self._kept if isinstance(tensor, Tensor)]
+        if isinstance(offload, CompressedMemory):
+            self.nbytes = sum(kept.nbytes for kept in self._kept if isinstance(kept, Tensor | CompressedTensor))
         self._end: Tensor | None = end if learned else None
         self.outputs = {name: rows.detach() for name, rows in outputs.items()}
         self._given = {}
@@ -206,6 +227,18 @@ class PendingChunk:
         self._kept.append(tensor)
         return len(self._kept) - 1
 
+    def packing(self, compression: Compression) -> tuple[float, float, float]:
+        """(share of the bytes, seconds to compress, seconds to undo it) of what is kept, which stays as it is."""
+        memory, plain = CompressedMemory(compression, 0), [kept for kept in self._kept if isinstance(kept, Tensor)]
+        begun = perf_counter()
+        packed = [memory.put(tensor) for tensor in plain]
+        packed_at = perf_counter()
+        for each in packed:
+            if isinstance(each, CompressedTensor):
+                uncompressed(each)
+        nbytes = sum(each.nbytes for each in packed)
+        return nbytes / max(1, self.nbytes), packed_at - begun, perf_counter() - packed_at
+
     def bytes_of(self, rows: int) -> int:
         """Bytes of memory of what is kept with so many rows."""
         kept = [tensor for tensor in self._kept if isinstance(tensor, Tensor) and tensor.dim() and len(tensor) == rows]
@@ -216,6 +249,8 @@ class PendingChunk:
             return packed
         if isinstance(packed, int):
             kept = self._kept[packed]
+            if isinstance(kept, CompressedTensor):
+                return uncompressed(kept)
             assert isinstance(kept, Tensor), "what is on disk is fetched first"
             return kept if kept.device == self._device else to_device([kept], self._device)[0]
         name, offset, size, stride = packed

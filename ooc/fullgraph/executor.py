@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ooc.fullgraph.activation_offload import OffloadFile, OffloadMemory, PendingChunk
+from ooc.fullgraph.activation_offload import CompressedMemory, OffloadFile, OffloadMemory, PendingChunk
 from ooc.fullgraph.halo.exchange import HaloExchange
 from ooc.fullgraph.ops import SUMMED_GRADIENT, Moments, StepModules, before_norm, wanted_of
 from ooc.fullgraph.program import Program, TensorPlacement, ValueKind
@@ -21,7 +21,10 @@ from ooc.layerwise.layerwise_pass import Progress
 from ooc.layerwise.ops import RangeOfNodes, Tensors, inputs_of
 from ooc.layerwise.pass_plan import Op, ValueRef
 from ooc.layerwise.shape import gather_ranges, hidden_norms, norm_of
+from ooc.models.compression import step_key
 from ooc.models.layers import recording_nothing
+from ooc.models.quantization import Compression
+from ooc.runtime.keyed_random import numbered
 from ooc.runtime.memory_plan import gathered_share
 from ooc.runtime.ranks import ALONE
 from ooc.runtime.transfer import HostCopy
@@ -51,8 +54,10 @@ class Executor(ForwardExecutor):
         log: StepLog | None = None,
         progress: Progress = lambda what, done, total: None,
         halo: HaloExchange | None = None,
+        compress: Compression | None = None,
     ) -> None:
         super().__init__(modules, store, scans)
+        self._compress, self._step_key = compress, step_key()
         self._halo, self._ranks = halo, ALONE if halo is None else halo.ranks
         self.program, self.shape, self.placement = program, modules.shape, store.placement
         self.offload, self.room, self.constant = offload, room, constant
@@ -249,9 +254,13 @@ class Executor(ForwardExecutor):
     ) -> PendingChunk:
         """Run the forward of a chunk whose backward follows. where: what autograd keeps goes; it stays where it is computed
         if that is at once."""
-        offload: OffloadFile | OffloadMemory | None = None
+        offload: OffloadFile | OffloadMemory | CompressedMemory | None = None
         if where is TensorPlacement.DISK:
             offload = self.offload
+        elif where is TensorPlacement.COMPRESSED:
+            assert self._compress is not None, "allowed"
+            own = numbered(numbered(self._step_key, 1 + self.program.forward.index(op)), 1 + place.first)
+            offload = CompressedMemory(self._compress, own)
         elif where is TensorPlacement.RETAINED and self.modules.device.type != "cpu":
             offload = OffloadMemory()
         return PendingChunk(self._function(op, place), given, wanted_of(self.shape, op), self._own, offload)

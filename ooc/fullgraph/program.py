@@ -2,11 +2,11 @@
 
 A step runs its forward ops, layer by layer, then its backward ops in the opposite order. Most values are made in the
 forward pass and needed again in the backward pass. In between a value is in RAM, in a GPU's memory, on disk, or recomputed
-(the four placements of FlexGNN). Layer l reads its rows (layer 0 the store's features, where nothing is done to them first)
-and, where it maps before it sums, what the destination adds beside. A layer that sums makes sums of the rows; one with a
-norm over all nodes stops before it. In the backward pass there are gradients of sums and of destinations' own rows, of the
-rows of a layer that gathers, of the input of a norm, and of the first rows, which later layers return to. (See
-`ooc.layerwise.pass_plan.ValueRef`.)
+(the four placements of FlexGNN); what autograd keeps may be in RAM in fewer bits too. Layer l reads its rows (layer 0 the
+store's features, where nothing is done to them first) and, where it maps before it sums, what the destination adds beside. A
+layer that sums makes sums of the rows; one with a norm over all nodes stops before it. In the backward pass there are gradients
+of sums and of destinations' own rows, of the rows of a layer that gathers, of the input of a norm, and of the first rows, which
+later layers return to. (See `ooc.layerwise.pass_plan.ValueRef`.)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +27,8 @@ class TensorPlacement(StrEnum):
     DISK = "disk"
     RECOMPUTED = "recomputed"
     """gone, and made again by its op from what that reads"""
+    COMPRESSED = "compressed"
+    """in RAM, in 8, 4 or 2 bits a number; only what autograd keeps, and only where that is allowed"""
 
 
 ValueKind = Literal["features", "edges", "rows", "sums", "saved", "gradient"]
@@ -152,6 +154,8 @@ class Placement:
     def standing(self, name: str) -> TensorPlacement:
         """The tier that a value is in while it is used: RETAINED, DEVICE or DISK."""
         where = self.of(name)
+        if where is TensorPlacement.COMPRESSED:
+            return TensorPlacement.RETAINED
         return self.passing.get(name, TensorPlacement.DISK) if where is TensorPlacement.RECOMPUTED else where
 
 
@@ -159,11 +163,12 @@ KEPT = (TensorPlacement.RETAINED, TensorPlacement.DISK)
 ANY = (*KEPT, TensorPlacement.RECOMPUTED)
 
 
-def build(shape: ModelShape, on_gpu: bool = False, shared: bool = False) -> Program:
+def build(shape: ModelShape, on_gpu: bool = False, shared: bool = False, compresses: bool = False) -> Program:
     """The program of a step. on_gpu: whether a GPU computes, whose memory can hold what autograd keeps. Rows stay with the
     host, which adds them up along the edges. shared: whether other ranks compute the rows of the halo: gradients are added up
-    for these too, by an op of its own, before they are sent there."""
-    builder = _Builder(shape, on_gpu, shared)
+    for these too, by an op of its own, before they are sent there. compresses: whether what autograd keeps may be
+    COMPRESSED."""
+    builder = _Builder(shape, on_gpu, shared, compresses)
     forward, backward = builder.forward(), builder.backward()
     values = builder.values((*forward, *backward))
     return Program(shape.computed(0), shape.num_edges, shape.itemsize, cell_rows(shape), values, forward, backward)
@@ -172,9 +177,9 @@ def build(shape: ModelShape, on_gpu: bool = False, shared: bool = False) -> Prog
 class _Builder:
     """Makes a program's ops, and collects the values that they name."""
 
-    def __init__(self, shape: ModelShape, on_gpu: bool, shared: bool) -> None:
+    def __init__(self, shape: ModelShape, on_gpu: bool, shared: bool, compresses: bool) -> None:
         self.shape, self._last, self._shared = shape, len(shape.layers) - 1, shared
-        self._saved = (*ANY, TensorPlacement.DEVICE) if on_gpu else ANY
+        self._saved = (*ANY, *[TensorPlacement.DEVICE] * on_gpu, *[TensorPlacement.COMPRESSED] * compresses)
         self._refs: dict[str, ValueRef] = {}
 
     def _names(self, *refs: ValueRef | None) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ from ooc.layerwise.shape import (
     shape_of,
 )
 from ooc.models.dropout import DropoutKeys
+from ooc.models.quantization import Compression
 from ooc.runtime.memory import Tidy, keep_large_blocks
 from ooc.runtime.memory_plan import DEVICE_RANGES_SHARE, MemoryPlan, gathered_share, plan_memory
 from ooc.runtime.ranks import ALONE, Ranks
@@ -105,7 +106,9 @@ class FullGraph:
         ranks: Ranks = ALONE,
         halo: HaloSettings = EXACT,
         recompute: Choose = recompute_none,
+        compress: Compression | None = None,
     ) -> None:
+        self.compress = compress
         self.model, self.whole, self._folder, self._budget, self.ranks = model, dataset, folder, budget, ranks
         check_model(model)
         self._parts, self._training = parts_of(model), model.training
@@ -121,7 +124,7 @@ class FullGraph:
         self.shape = replace(shape_of(model, dataset, training=True), recomputed=part.recomputed)
         halo.check(self.shape)
         self.on_gpu = device_of(model).type != "cpu"
-        self.program = build(self.shape, self.on_gpu, shared=not self.ranks.alone)
+        self.program = build(self.shape, self.on_gpu, not self.ranks.alone, self.compress is not None)
         besides = part.nbytes + besides_bytes(self.shape, dataset.graph) + backward_bytes(self.shape)
         for layer, lists in enumerate(part.lists or []):
             besides += halo.kept_bytes(lists, *self.program.exchanged_bytes(layer))
@@ -239,7 +242,7 @@ class FullGraph:
             self.halo.begin(int(torch.randint(1 << 62, ())) if self.halo.draws else 0)
         modules = StepModules(self._parts, self.shape, DropoutKeys(), self.whole.num_nodes)
         made = store, scans, self._offload, self.room, self._constant
-        executor = Executor(self.program, modules, *made, log, progress, self.halo)
+        executor = Executor(self.program, modules, *made, log, progress, self.halo, self.compress)
         with summed_gradients(self.model, self.ranks):
             found = executor.run(loss)
         found = sum_of(found, self.ranks)

@@ -41,6 +41,35 @@ class CompressedTensor(NamedTuple):
     shape: torch.Size
     dtype: torch.dtype
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return self.elements.nbytes
+
+
+def compresses(tensor: Tensor) -> bool:
+    """Whether a tensor that autograd keeps is worth compressing: a wide matrix of floats, or a mask, of many elements."""
+    repeats = tensor.nbytes > tensor.untyped_storage().nbytes()  # an expanded one takes less than its elements
+    wide = tensor.dtype in _FLOATS and tensor.dim() >= 2 and tensor.size(-1) >= NARROW
+    return tensor.numel() >= LEAST and not repeats and (wide or tensor.dtype is torch.bool)
+
+
+def compressed(tensor: Tensor, bits: int, key: int) -> CompressedTensor:
+    """Return a tensor with its floats in so many bits, drawn by `key`, or its bools in one."""
+    elements = packed_bits(tensor) if tensor.dtype is torch.bool else quantized(tensor.float(), key, bits)
+    return CompressedTensor(elements, tensor.shape, tensor.dtype)
+
+
+def uncompressed(packed: CompressedTensor) -> Tensor:
+    """Return the tensor that `compressed` was given, but for the rounding."""
+    elements, shape, dtype = packed
+    return unpacked_bits(elements, shape) if isinstance(elements, Tensor) else restored(elements, shape).to(dtype)
+
+
+def step_key() -> int:
+    """Return the key of the step's draws: of torch's seed, which a run sets at every step, not of its generator's state."""
+    return key(torch.initial_seed(), Purpose.COMPRESS)
+
 
 class _Compressor:
     """The hooks of a forward pass. own: addresses of storages that stay as they are.
@@ -51,35 +80,24 @@ class _Compressor:
 
     def __init__(self, bits: int, own: set[int]) -> None:
         self._bits, self._own = bits, own
-        self._key, self._count = key(torch.initial_seed(), Purpose.COMPRESS), 0
+        self._key, self._count = step_key(), 0
         self._seen: dict[int, tuple[Any, dict[Any, CompressedTensor]]] = {}
 
     def pack(self, tensor: Tensor) -> Tensor | CompressedTensor:
         storage = tensor.untyped_storage()
-        repeats = tensor.nbytes > storage.nbytes()  # an expanded one takes less than its elements
-        wide = tensor.dtype in _FLOATS and tensor.dim() >= 2 and tensor.size(-1) >= NARROW
-        own = storage.data_ptr() in self._own
-        if own or repeats or tensor.numel() < LEAST or not (wide or tensor.dtype is torch.bool):
+        if storage.data_ptr() in self._own or not compresses(tensor):
             return tensor
         # The weak reference keeps the address of a storage that is gone from being another one's.
         _, views = self._seen.setdefault(storage._cdata, (weak_storage(storage), {}))
         view = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version
         if view not in views:
-            views[view] = CompressedTensor(self._elements(tensor), tensor.shape, tensor.dtype)
+            self._count += 1
+            views[view] = compressed(tensor, self._bits, numbered(self._key, self._count))
         return views[view]
-
-    def _elements(self, tensor: Tensor) -> Quantized | Tensor:
-        if tensor.dtype is torch.bool:
-            return packed_bits(tensor)
-        self._count += 1
-        return quantized(tensor.float(), numbered(self._key, self._count), self._bits)
 
     @staticmethod
     def unpack(packed: Tensor | CompressedTensor) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
-        elements, shape, dtype = packed
-        return unpacked_bits(elements, shape) if isinstance(elements, Tensor) else restored(elements, shape).to(dtype)
+        return packed if isinstance(packed, Tensor) else uncompressed(packed)
 
     def forget(self) -> None:
         """The forward pass is done: what is compressed is autograd's alone."""
@@ -103,7 +121,7 @@ class _MaskedDropout(torch.autograd.Function):
         return grad.mul(ctx.scale).masked_fill_(~kept, 0), None
 
 
-class _ExactMasks(TorchFunctionMode):
+class ExactMasks(TorchFunctionMode):
     """Has torch's ReLU and dropout keep a mask: which elements pass would follow from rounded floats only nearly."""
 
     def __torch_function__(
@@ -194,7 +212,7 @@ def compressed_activations(name: Compression | None, model: nn.Module, batch: An
     beside: Iterable[Tensor] = (*model.parameters(), *model.buffers(), *tensors_in(batch))
     compressor = _Compressor(BITS[name], {each.untyped_storage().data_ptr() for each in beside if each.numel()})
     try:
-        with saved_tensors_hooks(compressor.pack, compressor.unpack), _ExactMasks():
+        with saved_tensors_hooks(compressor.pack, compressor.unpack), ExactMasks():
             yield
     finally:
         compressor.forget()

@@ -23,7 +23,7 @@ from ooc.fullgraph.executor import LossOf
 from ooc.fullgraph.halo.part import HaloSettings, starts_of
 from ooc.fullgraph.halo.reach import Choose, recompute_none
 from ooc.fullgraph.halo.recompute import HaloRows
-from ooc.fullgraph.placement.costs import Speed, StepProfile
+from ooc.fullgraph.placement.costs import PackCost, Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, predict, settled, static_placements
 from ooc.fullgraph.placement.step_profile import plan_full, plan_resident, profile
 from ooc.fullgraph.program import Program, TensorPlacement
@@ -53,7 +53,13 @@ from ooc.training.node_mode import EXACT_FOLDER, NodeMode, labels_of, make_loss
 
 FOLDER = "full"
 """of what does not fit the memory, in the run's directory"""
-FORCED = {"retained": "all retained", "device": "all on the GPU", "disk": "all on disk", "recomputed": "all recomputed"}
+FORCED = {
+    "retained": "all retained",
+    "device": "all on the GPU",
+    "disk": "all on disk",
+    "recomputed": "all recomputed",
+    "compressed": "all compressed",
+}
 """`FullConfig.placement` -> the static plan"""
 _DISK_FRACTION = 0.9
 """of what is free"""
@@ -114,6 +120,8 @@ class FullMode(NodeMode):
 
     def __init__(self, config: FullConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
         super().__init__(config, dataset, ranks)
+        if config.compress is not None and self.device.type != "cpu":
+            raise ConfigError("compress in mode full is for the CPU: leave it out, or give `device='cpu'`")
         self.budget = plan_memory(dataset, model_bytes(config, self.model))
         self.split_loss = SplitLoss(make_loss(config, dataset, self.task, self.device), dataset, config.train_split)
         self.model.train()
@@ -132,6 +140,7 @@ class FullMode(NodeMode):
         """Exact training in a folder."""
         made: dict[str, Any] = {"budget": self.budget, "engine": self.engine, "device_memory": self._memory}
         more: dict[str, Any] = {"ranks": self.ranks, "halo": _halo_of(self.config), "recompute": recompute}
+        more["compress"] = self.config.compress
         return FullGraph(self.model, self.dataset, folder, **made, **more)
 
     def _choice(self) -> HaloChoice:
@@ -304,17 +313,17 @@ def _place(config: FullConfig, full: FullGraph, folder: Path, loss: LossOf) -> S
     full.disk = full.ranks.together(lambda: _disk_of(config, folder))
     disk = max(0, full.disk - SEGMENT_BYTES)  # files of what autograd keeps grow by so much
     room, unmeasured = TierRoom(full.room, full.device_room, disk), _unmeasured(full)
-    made = _kept(config, full, folder, room) if config.plan and full.ranks.alone else None
+    made = _kept(config, full, folder, room) if config.plans and full.ranks.alone else None
     if made is None and config.placement != "planned":
         made = full.ranks.together(lambda: _forced(config, full, folder, room, loss, unmeasured))
-    elif made is None and config.plan:
+    elif made is None and config.plans:
         made = plan_full(full, folder, room.disk, loss)
     elif made is None:  # by default; refused here where the disk has no room for it, before anything is written
         most = TierRoom(_ANY_MEMORY, _ANY_MEMORY, room.disk)
         full.ranks.together(lambda: predict(full.program, unmeasured, full.placement, most))
         return None
     full.placement = made.placement
-    return made if config.plan else None
+    return made if config.plans else None
 
 
 def _forced(
@@ -323,7 +332,7 @@ def _forced(
     """The plan that treats all values alike, as configured. Raises ConfigError where there is no such tier."""
     if config.placement == "device" and (there := _resident(config, full, room, loss, unmeasured)) is not None:
         return there
-    measured = profile(full, folder, loss, room.disk) if config.plan else unmeasured
+    measured = profile(full, folder, loss, room.disk) if config.plans else unmeasured
     static = static_placements(full.program, measured)
     if FORCED[config.placement] not in static:
         raise ConfigError(
@@ -345,12 +354,14 @@ def _resident(config: FullConfig, full: FullGraph, room: TierRoom, loss: LossOf,
 def _unmeasured(full: FullGraph) -> StepProfile:
     """A profile by which plans are refused, but not compared."""
     tiers = (TensorPlacement.DISK, *([TensorPlacement.RETAINED] if full.on_gpu else []))
-    return StepProfile({}, dict.fromkeys(tiers, Speed(1.0, 1.0)), 0.0)
+    saved = [value.name for value in full.program.values if TensorPlacement.COMPRESSED in value.placements]
+    return StepProfile({}, dict.fromkeys(tiers, Speed(1.0, 1.0)), 0.0, packed=dict.fromkeys(saved, PackCost()))
 
 
 def _asked(config: FullConfig, full: FullGraph) -> dict[str, Any]:
     """What a plan is made for: kept beside it."""
-    return {"placement": config.placement, "store": full.whole.fingerprint, **({"device": "cuda"} if full.on_gpu else {})}
+    asked = {"placement": config.placement, "store": full.whole.fingerprint, **({"device": "cuda"} if full.on_gpu else {})}
+    return asked if config.compress is None else {**asked, "compress": config.compress}
 
 
 def _kept(config: FullConfig, full: FullGraph, folder: Path, room: TierRoom) -> StepPlan | None:

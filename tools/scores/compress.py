@@ -3,8 +3,8 @@
     python -m tools.scores.compress DATA OUT                       # PubMed and tolokers, 50 epochs, five seeds
     python -m tools.scores.compress DATA OUT --only tolokers --seeds 3
 
-A curve is the mean training loss of each epoch, over the seeds. Printed is by how many percent it is off the exact one: on average
-over the epochs, at most, and over the last ten, and the same of exact runs with other seeds, which is what a curve moves by
+A curve is the mean training loss of each epoch, over the seeds. Printed is by how many percent it is off the exact one: on
+average over the epochs, at most, and over the last ten, and the same of exact runs with other seeds, by which a curve moves
 anyway. Each run's result is saved in OUT/kept, so that a killed command continues. Prints JSON.
 """
 
@@ -20,7 +20,7 @@ from tools.scores.kept import Settings, kept
 
 EPOCHS, LAST = 50, 10
 SAGE: Settings = {
-    "model": "sage", "hidden": 128, "layers": 3, "fanout": [10, 10, 10], "dropout": 0.2, "batch_size": 1024, "epochs": EPOCHS,
+    "model": "sage", "hidden": 128, "layers": 2, "fanout": [10, 10], "dropout": 0.2, "batch_size": 1024, "epochs": EPOCHS,
     "lr": 0.003, "threads": 1, "plan": False, "eval_every": EPOCHS, "eval_splits": ["test"],
 }  # fmt: skip
 CASES: dict[str, tuple[str, Settings, Settings]] = {

@@ -52,6 +52,14 @@ class OpCost:
         return round(nodes * (self.kept.own + self.kept.source * meetings))
 
 
+class PackCost(NamedTuple):
+    """Of a value that autograd keeps, COMPRESSED: its bytes, as a share of the others, and seconds to do so and to undo it."""
+
+    share: float = 1.0
+    pack_s: float = 0.0
+    unpack_s: float = 0.0
+
+
 @dataclass(frozen=True)
 class Speed:
     """Bytes a second, to and from a tier."""
@@ -64,12 +72,13 @@ class Speed:
 class StepProfile:
     """What ops cost and how fast tiers are. tiers: of the disk, where values may stand there, and of RAM, where a GPU moves
     there and back what autograd keeps; nbytes: of values, where that was measured; hidden: share of the shorter of computing
-    and moving that goes on behind the longer, 0 to 1."""
+    and moving that goes on behind the longer, 0 to 1; packed: by value that may be COMPRESSED."""
 
     ops: Mapping[str, OpCost]
     tiers: Mapping[TensorPlacement, Speed]
     hidden: float
     nbytes: Mapping[str, int] = field(default_factory=dict)
+    packed: Mapping[str, PackCost] = field(default_factory=dict)
 
     def op(self, name: str) -> OpCost:
         """Of an op; nothing where it was not measured."""
@@ -337,9 +346,18 @@ class StepCosts:
         """Bytes of a value."""
         return self.profile.size(self.values[name])
 
-    def space(self, name: str, tier: TensorPlacement) -> int:
+    def size_as(self, name: str, where: TensorPlacement) -> int:
+        """Bytes of a value with that placement."""
+        size = self.size(name)
+        return round(self.packing(name).share * size) if where is TensorPlacement.COMPRESSED else size
+
+    def packing(self, name: str) -> PackCost:
+        """What it takes to compress a value; nothing of what that is not known of."""
+        return self.profile.packed.get(name, PackCost())
+
+    def space(self, name: str, tier: TensorPlacement, where: TensorPlacement) -> int:
         """Bytes that a value takes of a tier; see `Program.added_to`."""
-        return self.size(name) * (1 + (tier is TensorPlacement.DISK and name in self._added))
+        return self.size_as(name, where) * (1 + (tier is TensorPlacement.DISK and name in self._added))
 
     def move_s(self, nbytes: tuple[float, float], tier: TensorPlacement) -> float:
         """Seconds to (read, write) so much."""
@@ -368,6 +386,12 @@ class StepCosts:
         adding += [(own.sums_s, own.pass_s)] * bool(run.op.summed)
         rows_s = own.rows_s + self.profile.op(run.repeated).rows_s
         return rows_s, sum(sums_s for sums_s, _ in adding), sum(pass_s for _, pass_s in adding)
+
+    def packing_s(self, run: OpRun, placement: Placement) -> float:
+        """Seconds of a run that compresses what autograd keeps, or undoes it."""
+        there = TensorPlacement.COMPRESSED
+        packed = sum(self.packing(name).pack_s for name in run.writes if placement.of(name) is there)
+        return packed + sum(self.packing(name).unpack_s for name in run.reads if placement.of(name) is there)
 
     def adding_s(self, added: str) -> tuple[float, float]:
         """Seconds of adding a value along the edges in the forward pass, once in all and once a range."""
@@ -401,6 +425,7 @@ class StepCosts:
             for memory, disk in self.traffic(run, placement)
         )
         rows_s, sums_s, pass_s = self.compute_s(run)
+        rows_s += self.packing_s(run, placement)
         return RunLoad((rows_s, *rows), (sums_s, *adds), (0.0, *row_pass), (pass_s, *add_pass), self.ranges(run, placement))
 
     def ranges(self, run: OpRun, placement: Placement) -> Ranges:
@@ -423,9 +448,11 @@ class StepCosts:
     def kept_of(op: Op, where: TensorPlacement) -> int:
         """Of how many ranges what autograd keeps is in memory, beside what stands there as a value, by its placement: in the
         backward pass it is there for the range under way and, where it is read, for the next one; in the forward pass until it
-        is written."""
+        is written, or compressed."""
         if where is TensorPlacement.RECOMPUTED:
             return int(op.backward)
+        if where is TensorPlacement.COMPRESSED:
+            return 1
         return 1 + op.backward if where is TensorPlacement.DISK else 0
 
     def gathered(self, op: Op, kept: int) -> Ranges:
@@ -447,5 +474,5 @@ class StepCosts:
         for name in names:
             tier = placement.standing(name)
             if self.values[name].kind != "features" or tier is not TensorPlacement.DISK:
-                found[TIERS.index(tier)] += self.space(name, tier)
+                found[TIERS.index(tier)] += self.space(name, tier, placement.of(name))
         return found[0], found[1], found[2]

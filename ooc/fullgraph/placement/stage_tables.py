@@ -103,6 +103,8 @@ class Stages:
         """
         tiers = self.costs.profile.places
         found = [ValueChoice(where, where) for where in value.placements if where in tiers]
+        if TensorPlacement.COMPRESSED in value.placements and value.name in self.costs.profile.packed:
+            found.append(ValueChoice(TensorPlacement.COMPRESSED, TensorPlacement.RETAINED))
         again = TensorPlacement.RECOMPUTED in value.placements
         if value.kind != "rows":
             found += [ValueChoice(TensorPlacement.RECOMPUTED, TensorPlacement.DISK)] * again
@@ -165,7 +167,7 @@ class Stages:
     def kept_bytes(self, value: Value, choice: ValueChoice) -> Floats:
         found = np.zeros(3)
         if self.kept(value, choice):
-            found[TIERS.index(choice.standing)] = self.costs.size(value.name)
+            found[TIERS.index(choice.standing)] = self.costs.size_as(value.name, choice.where)
         return found
 
     def _skip(self, stage: PlacementStage, node_scans: Floats) -> None:
@@ -231,9 +233,12 @@ class Stages:
         name, tier, back, costs = value.name, choice.standing, op.backward, self.costs
         stands, written = self._stands_backward(stage, op, value, choice) if back else self._stands(op, value, choice)
         if stands:
-            cells[ALIVE.start + TIERS.index(tier)] += costs.space(name, tier)
+            cells[ALIVE.start + TIERS.index(tier)] += costs.space(name, tier, choice.where)
             if value.made_by != op.name:
-                cells[BEFORE.start + TIERS.index(tier)] += costs.space(name, tier)
+                cells[BEFORE.start + TIERS.index(tier)] += costs.space(name, tier, choice.where)
+        if choice.where is TensorPlacement.COMPRESSED:
+            cells[ROWS.start] += costs.packing(name).pack_s if name in op.writes and written else 0.0
+            cells[ROWS.start] += costs.packing(name).unpack_s if name in op.reads else 0.0
         gathered = op.kind == "gather" and name == stage.op.summed
         gone = choice.where is TensorPlacement.RECOMPUTED and value.kind in ("sums", "saved")
         if name in op.reads and not (back and (gathered or gone)):

@@ -2,7 +2,8 @@
 
 `plan_step` finds the placements that take the least time (`ooc.fullgraph.placement.search`) and `predict` says what any
 placements take, run by run (`ooc.fullgraph.placement.costs`). The placements are FlexGNN's four, chosen by dynamic
-programming as in Checkmate's and Capuchin's line of work, but over nested lifetimes, where it is exact and fast.
+programming as in Checkmate's and Capuchin's line of work, but over nested lifetimes, where it is exact and fast. A fifth, what
+autograd keeps in RAM in fewer bits (as in GACT), is compared with them where it is allowed, as it changes gradients.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ STATIC = {
     "all retained": (TensorPlacement.RETAINED,),
     "all on disk": (TensorPlacement.DISK, TensorPlacement.RETAINED),
     "all recomputed": (TensorPlacement.RECOMPUTED, TensorPlacement.DISK, TensorPlacement.RETAINED),
+    "all compressed": (TensorPlacement.COMPRESSED, TensorPlacement.RETAINED),
 }
 """Plans that treat all values alike: the first of these placements that a value may have. Of plans
 as fast the first is taken"""
@@ -231,7 +233,7 @@ def _kept_sizes(program: Program, profile: StepProfile, cut: Mapping[str, int]) 
 def static_placements(program: Program, profile: StepProfile) -> dict[str, Placement]:
     """The plans that treat all values alike, by name; those only that the tiers there are allow. What passes, of values
     that are made again, stands on disk."""
-    tiers, disk = set(profile.places), TensorPlacement.DISK
+    tiers, disk = {*profile.places, *[TensorPlacement.COMPRESSED] * bool(profile.packed)}, TensorPlacement.DISK
     needed = {name: {disk if disk in wanted else wanted[0]} for name, wanted in STATIC.items()}
     return {
         name: Placement({v.name: next((w for w in wanted if w in v.placements), v.placements[0]) for v in program.values})

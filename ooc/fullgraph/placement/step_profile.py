@@ -27,7 +27,7 @@ from torch import nn
 from ooc.fullgraph.activation_offload import OffloadMemory, PendingChunk
 from ooc.fullgraph.executor import Executor, LossOf
 from ooc.fullgraph.ops import Moments, StepModules, wanted_of
-from ooc.fullgraph.placement.costs import OpCost, RangeBytes, Speed, StepProfile
+from ooc.fullgraph.placement.costs import OpCost, PackCost, RangeBytes, Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, plan_step, predict, settled
 from ooc.fullgraph.program import TensorPlacement
 from ooc.fullgraph.step import FullGraph
@@ -150,7 +150,7 @@ def profile(
     parts = StepModules(parts_of(full.model), full.shape, DropoutKeys())
     with closing(node_scans), torch.random.fork_rng(devices=[]), _gradients_of(parts.present):
         room = full.device_room if resident else full.room
-        trial = _Trial(full.program, parts, full.store, node_scans, None, room, set())
+        trial = _Trial(full.program, parts, full.store, node_scans, None, room, set(), compress=full.compress)
         trial.resident = resident
         return trial.profile(full.dataset.graph, folder, loss, TRIED_BYTES if disk is None else min(disk, TRIED_BYTES))
 
@@ -185,6 +185,7 @@ class _Trial(Executor):
         self.graph, self.nodes = graph, self.program.num_nodes
         self._hub = hub_of(graph) if any(op.kind == "gather" for op in self.program.forward) else 0
         self._nbytes: dict[str, int] = {}
+        self._packed: dict[str, PackCost] = {}
         self._sums: dict[tuple[Kind, int], tuple[float, float]] = {}
         ops: dict[str, OpCost] = {}
         for op in self.program.forward:
@@ -202,7 +203,7 @@ class _Trial(Executor):
         if self.modules.device.type != "cpu":
             tiers[TensorPlacement.RETAINED] = bus_speed(self.modules.device)
         hidden = 1.0 if folder is None else self._hidden(folder, nbytes)
-        return StepProfile(ops, tiers, hidden, self._nbytes)
+        return StepProfile(ops, tiers, hidden, self._nbytes, self._packed)
 
     def _rows(self, op: Op, loss: LossOf | None) -> tuple[float, float, RangeBytes]:
         """Seconds of the row-wise part of an op for all nodes, forward and backward, with the loss; what autograd keeps of a
@@ -221,6 +222,9 @@ class _Trial(Executor):
             kept = RangeBytes(shared / max(1, sources), (live.nbytes - shared) / own * usual)
             for saved in self._of(op.writes, "saved"):
                 self._nbytes[saved] = OpCost(kept=kept).kept_bytes(self.nodes)
+                if self._compress is not None:  # of the last run, whose kernels are compiled
+                    share, *seconds = live.packing(self._compress)
+                    self._packed[saved] = PackCost(share, *(each * self.nodes / own for each in seconds))
             grads = {name: torch.ones_like(rows) for name, rows in live.outputs.items()}
             begun = perf_counter()
             if loss is not None:

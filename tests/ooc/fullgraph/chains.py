@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ooc.fullgraph.placement.costs import OpCost, Speed, StepProfile
+from ooc.fullgraph.placement.costs import OpCost, PackCost, Speed, StepProfile
 from ooc.fullgraph.program import Program, TensorPlacement, Value
 from ooc.layerwise.pass_plan import Op
 
 ALL = (TensorPlacement.RETAINED, TensorPlacement.DEVICE, TensorPlacement.DISK, TensorPlacement.RECOMPUTED)
 KEPT = ALL[:3]
+SAVED = (*ALL, TensorPlacement.COMPRESSED)
 CELLS = 8
 
 
@@ -30,7 +31,7 @@ def chain(
     values: list[Value] = []
 
     def add(name: str, kind: Any, columns: int, made: str, last: str, down: tuple[str, ...], **more: Any) -> None:
-        allowed = KEPT if kind in ("features", "gradient") else ALL
+        allowed = KEPT if kind in ("features", "gradient") else SAVED if kind == "saved" else ALL
         nbytes = 4 * columns * nodes
         values.append(Value(name, kind, columns, nbytes, made, last, down, own.get(name, allowed), **more))
 
@@ -88,4 +89,9 @@ def profile(program: Program, seconds: list[int], hidden: float = 0.5, gpu: bool
     tiers = {TensorPlacement.DISK: Speed(2.0**speed, 2.0 ** (speed - 1))}
     if gpu:
         tiers[TensorPlacement.RETAINED] = Speed(2.0 ** (speed + 3), 2.0 ** (speed + 2))
-    return StepProfile(found, tiers, hidden)
+    packed = {
+        value.name: PackCost(1 / 4, seconds[at % len(seconds)] / 16, seconds[(at + 1) % len(seconds)] / 32)
+        for at, value in enumerate(program.values)
+        if value.kind == "saved"
+    }
+    return StepProfile(found, tiers, hidden, packed=packed)

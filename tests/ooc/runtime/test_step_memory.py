@@ -117,7 +117,8 @@ def test_a_meter_keeps_samples_and_decorates_calls() -> None:
     def forward() -> Tensor:
         return model(torch.zeros(ROWS, WIDE))
 
-    forward(), forward()  # noqa: B018
+    forward()
+    forward()
     assert len(meter.readings) == len(meter.steps) == 2
     for samples, reading in zip(meter.samples, meter.readings, strict=True):
         assert 2 <= len(samples) <= MOST_SAMPLES
