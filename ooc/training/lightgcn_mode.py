@@ -340,8 +340,8 @@ class LightGCNMode(Mode):
             remove_tree(own)
             part = DiskRows.create(own, (rows, columns), "float32")
             parts.append(part)
-            values = self.blocks.load_kept(block, BEST) if kept else self.blocks.load(block)
-            found = propagate(self.table.adjacency, values[0], self.config.layers).numpy()
+            own_rows = self.blocks.load_kept(block, BEST) if kept else self.blocks.load(block)[0]
+            found = propagate(self.table.adjacency, own_rows, self.config.layers).numpy()
             for node in _parts_of(rows):
                 part.write(node, found[node])
         if len(parts) == 1:
