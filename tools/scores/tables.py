@@ -90,9 +90,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=int, help="other than the recipe's: more of them go on with a run that is there")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    print(json.dumps({name: score(given.data, given.out, name, {"seed": given.seed}) for name in given.only}))
+    settings = {"seed": given.seed} | ({} if given.epochs is None else {"epochs": given.epochs})
+    print(json.dumps({name: score(given.data, given.out, name, settings) for name in given.only}))
 
 
 if __name__ == "__main__":

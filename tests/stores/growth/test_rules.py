@@ -347,10 +347,10 @@ def test_an_append_of_many_transactions_is_there_whole_or_not_at_all(
     monkeypatch.setattr(delta, "TRANSACTION_BYTES", 1000)
     put, waiting = delta.Appending.put, list[int]()
 
-    def failing(self: delta.Appending, kind: str, record: Any) -> None:
+    def failing(self: delta.Appending, kind: str, record: Any, prefix: str = "") -> None:
         if len(waiting) == 3:
             raise KeyboardInterrupt
-        put(self, kind, record)
+        put(self, kind, record, prefix)
         waiting.append(self._waiting)
 
     with monkeypatch.context() as patch:

@@ -1,5 +1,6 @@
 """Stores of several types that grow: appended and compacted, or only appended, they are what one ingest of everything makes."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.fingerprints import fingerprint
 from ooc.stores.growth.compact import compact
+from ooc.stores.info import describe
 from ooc.stores.integrity import verify
 from tests.stores.growth.test_append import FEW, files, fresh, small_blocks
+from tests.stores.growth.test_killed import kill_everywhere, leftovers
 
 __all__ = ["small_blocks"]
 VISITS, KNOWS, REVERSE = ("user", "visits", "item"), ("user", "knows", "user"), ("item", "rev_visits", "user")
@@ -190,6 +193,39 @@ def test_a_store_of_types_knows_which_nodes_were_touched_since(tmp_path: Path) -
         found = ds.grown_since(was)
         assert found is not None
         assert found.tolist() == [2, 6, 7 + 3]
+
+
+@pytest.mark.slow
+def test_an_append_of_several_types_and_its_compaction_are_killed_anywhere(quick_path: Path) -> None:
+    """All or nothing, of nodes and edges of both types; the same call goes on."""
+    path, edges = first_lot(quick_path), {VISITS: [(6, 5, 0), (7, 1, 1)], KNOWS: [(6, 7, 3)]}
+    own = tables(quick_path, "more", range(6, 8), range(5, 7), edges)
+
+    def grown() -> None:
+        assert verify(path) == []
+        with ooc.open(path) as ds:
+            assert (ds.nodes("user").num_nodes, ds.nodes("item").num_nodes) == (8, 7)
+            assert (ds.edges(VISITS).num_edges, ds.edges(REVERSE).num_edges, ds.edges(KNOWS).num_edges) == (5, 5, 3)
+
+    def after_append(path: Path) -> None:
+        assert verify(path) == []
+        if not describe(path)["appends"]:
+            ooc.append(path, **own)
+        grown()
+
+    def after_compaction(path: Path) -> None:
+        grown()
+        compact(path)
+        grown()
+        assert describe(path)["appends"] == 0
+        assert leftovers(path) == []
+
+    kill_everywhere(path, lambda: ooc.append(path, **own), after_append, every=7)
+    shutil.rmtree(path)
+    shutil.copytree(path.with_suffix(".kept"), path)
+    shutil.rmtree(path.with_suffix(".kept"))
+    ooc.append(path, **own)
+    kill_everywhere(path, lambda: compact(path), after_compaction, every=40)
 
 
 @pytest.mark.parametrize(
