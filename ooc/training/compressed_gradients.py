@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -89,7 +89,7 @@ class CompressedGradients:
             into.update({bucket: tensor.to(device) for bucket, tensor in tensors.items()})
 
 
-def _in_order(state: PowerSGDState, bucket: Any) -> torch.futures.Future[Tensor]:
+def _in_order(state: PowerSGDState, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
     """The hook, done when it returns: it sends in several steps, and those of ranks must not mix with what DDP sends itself
     (which parameters were used), as gloo matches collectives by their order."""
     future = powerSGD_hook(state, bucket)

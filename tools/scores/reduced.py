@@ -4,8 +4,8 @@
     python -m tools.scores.published reduced DATA OUT --only split/pca:32  # one of them
 
 PubMed has 500 columns. In the case `split`, GraphSAGE trains on 60 % of the nodes, in `public` a GCN on the 60 nodes of the
-public split. Features stay on disk, and bytes read are those of a run. Validation selects the epoch; scores are exact. Each run's
-result is saved in OUT/kept, so a killed command continues, and a complete one prints at once.
+public split. Features stay on disk, and bytes read are those of a run. Validation selects the epoch; scores are exact. Each
+run's result is saved in OUT/kept, so a killed command continues, and a complete one prints at once.
 """
 
 import shutil
