@@ -89,7 +89,10 @@ class CompressedGradients:
             into.update({bucket: tensor.to(device) for bucket, tensor in tensors.items()})
 
 
-def _in_order(state: PowerSGDState, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+def _in_order(
+    state: PowerSGDState,
+    bucket: distributed.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[Tensor]:
     """The hook, done when it returns: it sends in several steps, and those of ranks must not mix with what DDP sends itself
     (which parameters were used), as gloo matches collectives by their order."""
     future = powerSGD_hook(state, bucket)

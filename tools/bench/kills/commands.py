@@ -118,6 +118,7 @@ def _of_stores() -> list[Verb]:
         Verb(grows.name, grows.words, grows.needs, done=grows.done, settle=("compact", GROWN)),
         Verb("compact", ["compact", APPENDED], (APPENDED,)),
         Verb("split", split, (GROWN,), done=_has_versions, settle=("compact", GROWN)),
+        Verb("reduce", ["reduce", GROWN, "pca:1"], (GROWN,), done=_has_versions, settle=("compact", GROWN)),
         Verb("verify", ["verify", APPENDED], (APPENDED,), every=4),
         Verb("info", ["info", STORE], (STORE,), every=8),
         Verb("init", ["init", STORE], (STORE,), every=8),
