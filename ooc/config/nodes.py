@@ -144,8 +144,8 @@ class TrainConfig(NodeConfig, SharedGradients):
         default=50.0, gt=0, le=10_000, description="Samples per node to estimate the normalization (saint)."
     )
     history: Literal["kept", "zero"] = Field(default="kept", description="Histories, or zeros instead (to see their effect).")
-    history_dtype: Literal["float16", "float32"] = Field(
-        default="float16", description="Dtype of the histories: float16 or float32."
+    history_dtype: Literal["float16", "float32", "int8"] = Field(
+        default="float16", description="Dtype of the histories: float16, float32, or int8 with a scale a row."
     )
     history_lag: Annotated[int, Field(ge=0)] = Field(
         default=0, description="Number of latest optimizer steps whose pushes are not visible yet."

@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ooc.graph.blocks import Block, Subgraph, blocks_of
 from ooc.history.history import History
+from ooc.history.int8_rows import numbers_of
 from ooc.loading.collate import block_of, edge_index_of
 from ooc.models.layers import as_input, autocast, run_layers
 from ooc.runtime.keyed_random import KeyedPermutation, mix
@@ -173,7 +174,7 @@ class Drift:
     def _read(self, rows: Rows, ids: Ids) -> Tensor:
         stored = np.empty((len(ids), *rows.shape[1:]), rows.dtype)
         self.history.counts.bytes_read += rows.read(ids, stored)
-        return torch.from_numpy(stored)
+        return torch.from_numpy(numbers_of(stored) if rows in self.history.rows else stored)
 
 
 @contextmanager

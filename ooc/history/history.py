@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ooc.history.int8_rows import as_int8, numbers_of, stored_bytes
 from ooc.history.rows import NEVER, HistoryCounts, PrefetchedRows, Push, ResidentRows, ResidentSubset, most_asked
 from ooc.history.shares import HistoryShare, open_log, push_of_ranks, ranks_of
 from ooc.runtime.ranks import ALONE
@@ -30,6 +31,7 @@ from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.errors import BudgetError, OocError
 from ooc.stores.sizes import format_bytes
 
+_LOWER = "use `history_dtype='float32'`, or lower `lr` if it diverges"
 LateRows = Callable[[], Sequence[AnyArray]]
 """() -> the rows of a push"""
 
@@ -110,7 +112,8 @@ class History:
     ) -> "History":
         """Histories of zeros in the directory `path`, in place of what a run without a checkpoint left there.
 
-        `dtype` is that of all layers, or of each. Settings are `lag`, the steps before a push is seen; `max_bytes`, the limit
+        `dtype` is that of all layers, or of each; "int8" has a scale a row (`ooc.history.int8_rows`) and is pulled as float32.
+        Settings are `lag`, the steps before a push is seen; `max_bytes`, the limit
         on pushes that wait to be written, and on hot rows, each; `resident`: all rows are in RAM if they fit `max_bytes`, and
         written at a checkpoint only (not for histories that are refreshed); and `share`: of several ranks, they and the nodes
         whose rows this one writes. Raises StoreError if the disk is full.
@@ -120,7 +123,8 @@ class History:
         def make() -> None:
             shutil.rmtree(path, ignore_errors=True)
             for layer, (width, kind) in enumerate(zip(widths, dtypes, strict=True)):
-                DiskRows.create(path / f"layer{layer}", (num_nodes, width), kind, engine).close()
+                columns = stored_bytes(width, kind) // np.dtype(kind).itemsize
+                DiskRows.create(path / f"layer{layer}", (num_nodes, columns), kind, engine).close()
             DiskRows.create(path / "steps", (num_nodes,), "int32", "mmap").close()  # one more than the step is stored
 
         ranks_of(settings).decided(make)
@@ -154,7 +158,7 @@ class History:
         assert not self.lag, "pushes that wait for the lag are not on disk"
         self._settle()
         found, steps, _ = self._kept(ids)
-        return found, steps
+        return tuple(map(numbers_of, found)), steps
 
     def _kept(self, ids: Ids) -> tuple[tuple[AnyArray, ...], Ids, int]:
         """`_read` without what is forgotten, and the steps as numbered."""
@@ -191,7 +195,7 @@ class History:
                 self._waiting[fetched.version] -= 1
             self._trim()
         self._count(fetched.step, fetched.steps)
-        return fetched.rows
+        return tuple(map(numbers_of, fetched.rows))
 
     def _count(self, step: int, steps: Ids) -> None:
         """Count rows pulled by a step, of which `steps` wrote each."""
@@ -234,8 +238,8 @@ class History:
         they are, those of all ranks; the memory of batches has no room for those of several.
 
         Waits while more than `max_bytes` wait to be written, except for two, which the batches' memory has room for. Raises
-        OocError where a number is too large for float16, BudgetError where the pushes of `lag` steps, or of several batches, do
-        not fit `max_bytes`.
+        OocError where a number is too large for float16, or not finite for int8, BudgetError where the pushes of `lag` steps,
+        or of several batches, do not fit `max_bytes`.
         """
         self._push_late()
         if callable(rows) and self.ranks.alone:
@@ -453,14 +457,17 @@ class History:
 
     @staticmethod
     def _as_stored(rows: AnyArray, to: DiskRows) -> AnyArray:
+        if to.dtype == np.int8:
+            codes = as_int8(rows)
+            if codes is None:
+                raise OocError(f"a hidden row holds a number that is not finite: {_LOWER}")
+            return codes
         if to.dtype != np.float16:
             return np.ascontiguousarray(rows, to.dtype)
         half = torch.from_numpy(np.ascontiguousarray(rows)).half()  # to the same bits as numpy does, in a ninth of its time
         stored: AnyArray = half.numpy()
         if not np.isfinite(stored).all():
-            raise OocError(
-                "a hidden row holds a number that float16 cannot: use `history_dtype='float32'`, or lower `lr` if it diverges"
-            )
+            raise OocError(f"a hidden row holds a number that float16 cannot: {_LOWER}")
         return stored
 
 

@@ -18,6 +18,7 @@ from ooc.graph.blocks import Subgraph
 from ooc.history.drift import Drift, LayerDrift, drift_row_bytes, drift_sample
 from ooc.history.halo import FOLDER, Halo, HaloLoader, Turns, open_halo, widths_of
 from ooc.history.history import Growth, History
+from ooc.history.int8_rows import stored_bytes
 from ooc.history.refresh import Refresh, Refresher, refresh
 from ooc.history.shares import HistoryShare
 from ooc.layerwise.layerwise_pass import LayerwisePass
@@ -73,7 +74,7 @@ class HistoryMode(PartMode):
             )
         super().__init__(config, dataset, ranks)
         # The host's memory has the rows of `AHEAD` batches.
-        self._book_states(self._itemsize * sum(self._widths()), self.loader.budget.batch // AHEAD)
+        self._book_states(self._stored_bytes(self._widths()), self.loader.budget.batch // AHEAD)
 
     def _make_loader(self) -> HaloLoader:
         """Rows pulled and pushed, and those kept in RAM, have their share of the memory."""
@@ -88,7 +89,7 @@ class HistoryMode(PartMode):
             shuffle=True,
             train=dataset.members(config.train_split),
             width=width,
-            beside=self._itemsize * width * AHEAD,
+            beside=self._stored_bytes(self._widths()) * AHEAD,
             seed=config.seed,
             device=self.device,
             budget=self.budget.beside_history(),
@@ -101,9 +102,9 @@ class HistoryMode(PartMode):
     def _widths(self) -> list[int]:
         return widths_of(self.model, self.dataset.num_features, "weight" in self.dataset.graph.columns)
 
-    @property
-    def _itemsize(self) -> int:
-        return 2 if self.config.history_dtype == "float16" else 4
+    def _stored_bytes(self, widths: Sequence[int]) -> int:
+        """Of a node's rows in layers of these widths."""
+        return sum(stored_bytes(width, self.config.history_dtype) for width in widths)
 
     @property
     def batch_budget(self) -> MemoryPlan:
@@ -304,11 +305,11 @@ class HistoryMode(PartMode):
         cost = cost_of(self.loader.strategy.stages.load.x if halo.history is None else halo.history.rows[0])
         return HistoryShape(
             num_nodes=count,
-            row_bytes=tuple(self._itemsize * width for width in halo.widths),
+            row_bytes=tuple(self._stored_bytes([width]) for width in halo.widths),
             hot_bytes=self.loader.kept_bytes,
             lag=config.history_lag,
             ahead=AHEAD,
-            widest=max(halo.widths) if self._itemsize == 2 else 0,
+            widest=max(halo.widths) if self.config.history_dtype != "float32" else 0,
             lengths=lambda ids, row_bytes: plan_by_cost(ids, row_bytes, cost, count=count, alignment=PAGE_BYTES).length,
             cost=cost,
             together=config.accumulate * self.a_step,

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.history.history import History
+from ooc.history.int8_rows import as_int8, numbers_of
 from ooc.history.rows import NEVER
 from ooc.stores.errors import BudgetError, OocError, StoreError
 from tests.waiting import DEADLINE_S, eventually
@@ -45,6 +46,11 @@ def nodes_of(parts: Any) -> Any:
     return np.concatenate([np.arange(*PARTS[p]) for p in sorted(parts)])
 
 
+def as_kept(rows: Any, dtype: str) -> Any:
+    """What comes back of rows that were stored: integers up to 2,000 are exact in floats."""
+    return numbers_of(as_int8(rows)) if dtype == "int8" else rows
+
+
 def check(history: History, double: Double, fetched: Any) -> None:
     rows = history.pull(fetched)
     for i, node in enumerate(fetched.ids.tolist()):
@@ -66,7 +72,7 @@ nodes = st.one_of(  # parts, and any nodes
     st.integers(0, 3),
     st.integers(1, 4),
     st.lists(st.tuples(nodes, EVENTS), min_size=1, max_size=14),
-    st.sampled_from(["float16", "float32"]),
+    st.sampled_from(["float16", "float32", "int8"]),
     st.sampled_from([1, 3000, 10**6]),
     st.booleans(),
 )
@@ -87,7 +93,7 @@ def test_a_pull_sees_the_pushes_up_to_the_lag(
         check(history, double, waiting.pop(step))
         rows = [rng.integers(-2000, 2000, (len(own), width)).astype(np.float32) for width in WIDTHS]
         history.push(step, own, rows)
-        double.push(step, own, rows)
+        double.push(step, own, [as_kept(each, dtype) for each in rows])
         if then == "slow":
             time.sleep(0.003)  # the writer may be anywhere
         elif then:
@@ -100,7 +106,7 @@ def test_a_pull_sees_the_pushes_up_to_the_lag(
                     for first, last in PARTS:
                         history.overwrite(layer, every[first:last], values[first:last])
                 history.stamp(every)
-                double.refresh(step + 1, fresh)
+                double.refresh(step + 1, [as_kept(each, dtype) for each in fresh])
             elif then == "forget":
                 history.forget()
                 double.forget()
@@ -193,6 +199,15 @@ def test_hot_rows_are_those_asked_for_most_and_need_no_reading(tmp_path: Path) -
     rows = history.pull(history.fetch(4, history._hot.ids))
     assert history.counts.bytes_read == before
     np.testing.assert_array_equal(rows[0][:, 0], np.where((history._hot.ids < 10) | (history._hot.ids >= 40), 4, 0))
+    history.close()
+
+
+def test_numbers_that_are_not_finite_are_reported_by_int8(tmp_path: Path) -> None:
+    history = History.create(tmp_path / "h", N, WIDTHS, "int8", lag=0, max_bytes=10**6, engine="pread")
+    history.push(0, nodes_of({0}), [np.full((10, width), 1e30, np.float32) for width in WIDTHS])
+    for number in (np.nan, np.inf):
+        with pytest.raises(OocError, match="not finite: use `history_dtype='float32'`"):
+            history.push(1, nodes_of({0}), [np.full((10, width), number, np.float32) for width in WIDTHS])
     history.close()
 
 

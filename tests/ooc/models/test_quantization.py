@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -117,6 +117,7 @@ def test_bits_do_not_depend_on_the_threads() -> None:
     assert not torch.equal(other.codes, found[0][0])
 
 
+@settings(deadline=None)  # the kernels are compiled
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**126), max_value=2.0**126))
 def test_ends_are_rounded_outwards_to_the_nearest_bfloat16(value: float) -> None:
     exact, down = np.float32(value), as_float(int(rounded_down(np.float32(value))))

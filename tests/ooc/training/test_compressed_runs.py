@@ -49,6 +49,22 @@ def test_a_run_learns_and_resumes_to_the_bit(store: Path, tmp_path: Path, mode: 
     assert first == plain, "the forward pass of the first step is the same"
 
 
+@pytest.mark.parametrize("refresh", [None, 2])
+def test_histories_in_int8_take_half_the_bytes_and_resume_to_the_bit(store: Path, tmp_path: Path, refresh: int | None) -> None:
+    settings = {**WIDE, **IN_MODES["history"], "layers": 3, "refresh": refresh}
+    found = {dtype: train(configure(store, tmp_path / dtype, **settings, history_dtype=dtype)) for dtype in ("int8", "float16")}
+    written = {dtype: summary["histories"]["bytes_written"] for dtype, summary in found.items()}
+    assert 0.5 < written["int8"] / written["float16"] < 0.6, "68 bytes of 128, in whole pages, and steps"
+    losses = {dtype: [line["loss"] for line in read_metrics(tmp_path / dtype)[0]] for dtype in found}
+    assert losses["int8"] != losses["float16"]
+    np.testing.assert_allclose(losses["int8"], losses["float16"], rtol=0.02)
+    cut = configure(store, tmp_path / "cut", **settings, checkpoint_every=2, history_dtype="int8")
+    with pytest.raises(Killed):
+        train(cut, watcher=KillAt(5))
+    train(cut, resume=True)
+    assert curve(cut.out) == curve(tmp_path / "int8")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"model": "gat", "heads": 4}, {"model": "gcn", "norm": "batch"}, {"precision": "bf16"}])
 def test_models_and_precisions_train_compressed(store: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
