@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from ooc.report.page import BLUE, GREEN, GREY, INK, ORANGE, STYLE, Shown, page_templates, svg_of
-from ooc.runtime.memory import MemoryMeter, MemoryReading, MemorySample
+from ooc.runtime.memory import MemoryMeter, MemoryReading, MeterSample
 from ooc.runtime.step_memory import StepMemory
 from ooc.stores.errors import InputError
 from ooc.stores.io.atomic import write_file
@@ -65,7 +65,7 @@ def write_memory_report(meter: MemoryMeter, path: Path | str) -> Path:
     return path
 
 
-def _what(reading: MemoryReading, samples: list[MemorySample], step: StepMemory | None) -> str:
+def _what(reading: MemoryReading, samples: list[MeterSample], step: StepMemory | None) -> str:
     seconds = f"{samples[-1].seconds:.3g} s"
     if step is None:
         return f"{seconds}; operations were not recorded: give the meter a model"
@@ -97,7 +97,7 @@ def _time_caption(reading: MemoryReading) -> str:
     return "Resident memory of the process, and tensors on GPUs." + (group if reading.group_peak else "")
 
 
-def time_figure(samples: list[MemorySample]) -> Figure:
+def time_figure(samples: list[MeterSample]) -> Figure:
     """Draw the process and the GPUs over time."""
     figure = Figure(figsize=(11.0, 2.6), layout="constrained")
     axes = figure.subplots()

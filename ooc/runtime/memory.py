@@ -151,7 +151,7 @@ class MemoryReading(NamedTuple):
     group_peak: int = 0
 
 
-class MemorySample(NamedTuple):
+class MeterSample(NamedTuple):
     """Bytes at one moment of a stretch."""
 
     seconds: float
@@ -201,7 +201,7 @@ class MemoryMeter(ContextDecorator):
     def __init__(self, name: str, period_s: float = 0.02, model: Any = None) -> None:
         self.name, self.model = name, model
         self.readings: list[MemoryReading] = []
-        self.samples: list[list[MemorySample]] = []
+        self.samples: list[list[MeterSample]] = []
         """of each reading, in order, at most `MOST_SAMPLES`"""
         self.steps: list[StepMemory] = []
         """of each reading, where a model was given"""
@@ -255,7 +255,7 @@ class _Stretch:
     def __init__(self, period_s: float) -> None:
         self._gauges = [_Gauge(read) for read in (resident_bytes, cuda_bytes, mps_bytes, group_reader())]
         self.step: StepMemory | None = None
-        self.samples: list[MemorySample] = []
+        self.samples: list[MeterSample] = []
         self._began, self._every, self._lock = time.perf_counter(), 1, threading.Lock()
         self._keep_sample()
         self._done = threading.Event()
@@ -274,7 +274,7 @@ class _Stretch:
     def _keep_sample(self) -> None:
         """One more; of too many every second one is dropped, and so is every second one that comes."""
         with self._lock:
-            self.samples.append(MemorySample(time.perf_counter() - self._began, *(gauge.after for gauge in self._gauges)))
+            self.samples.append(MeterSample(time.perf_counter() - self._began, *(gauge.after for gauge in self._gauges)))
             if len(self.samples) > MOST_SAMPLES:
                 self.samples, self._every = self.samples[::2], 2 * self._every
 
