@@ -35,7 +35,7 @@ _MOST_SHOWN = 100
 """characters of a value in a message"""
 
 
-def _numbers(value: object) -> object:
+def numbers(value: object) -> object:
     """Parse "10,5" and 10 to lists; lists are returned unchanged."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
@@ -71,10 +71,10 @@ def _size(value: object, info: ValidationInfo) -> object:
 
 Settings = TypeVar("Settings", bound=BaseModel)
 Number = Annotated[int, Field(lt=2**31)]
-Numbers = Annotated[list[Number], BeforeValidator(_numbers)]
+Numbers = Annotated[list[Number], BeforeValidator(numbers)]
 Size = Annotated[str, BeforeValidator(_size)]
-Words = Annotated[list[str], BeforeValidator(_numbers)]
-Counts = Annotated[list[Annotated[int, Field(gt=0, le=10_000)]], BeforeValidator(_numbers)]
+Words = Annotated[list[str], BeforeValidator(numbers)]
+Counts = Annotated[list[Annotated[int, Field(gt=0, le=10_000)]], BeforeValidator(numbers)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(gt=0, lt=2**31)]
 Threads = Annotated[int, Field(gt=0, le=1024)]
@@ -136,6 +136,12 @@ def differing(model: "type[RunConfig]", values: Mapping[str, Any]) -> set[str]:
     return found
 
 
+OF_SCHEDULE = {
+    "lr_epochs": ("cosine", "step"),
+    "lr_factor": ("step", "plateau"),
+    "lr_patience": ("plateau",),
+}
+"""settings that apply to these schedules only"""
 DeviceName = Literal["auto", "cpu", "cuda"]
 
 
@@ -161,7 +167,20 @@ class RunConfig(BaseModel):
     epochs: Positive = Field(default=100, description="Epochs: passes over the training data.")
     max_steps: Positive | None = Field(default=None, description="Stop after this many batches in total.")
     optimizer: Literal["adam", "adamw", "sgd"] = Field(default="adam", description="adam, adamw or sgd.")
+    momentum: Fraction = Field(default=0.0, description="Momentum (sgd).")
     lr: float = Field(default=0.01, gt=0, description="Learning rate.")
+    lr_schedule: Literal["constant", "cosine", "step", "plateau"] = Field(
+        default="constant",
+        description="How it falls: constant, cosine (to 0), step (by a factor every so many epochs), or plateau (by a factor "
+        "where validation does not improve).",
+    )
+    lr_warm_up: float = Field(default=0.0, ge=0, description="Epochs, or a part of one, in which it first rises from 0.")
+    lr_epochs: Positive | None = Field(
+        default=None,
+        description="Epochs until it is 0 (cosine), by default --epochs; or after which it falls (step), by default a third.",
+    )
+    lr_factor: float = Field(default=0.1, gt=0, le=1, description="Factor by which it falls (step, plateau).")
+    lr_patience: Positive = Field(default=5, description="Evaluations without improvement before it falls (plateau).")
     weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of all parameters but embedding tables.")
     grad_clip: float | None = Field(default=None, gt=0, description="Clip the gradient to this norm.")
     eval_every: Positive = Field(default=1, description="Epochs between evaluations on validation.")
@@ -197,12 +216,39 @@ class RunConfig(BaseModel):
     checkpoint_every: Positive | None = Field(
         default=None, description="Steps between checkpoints; by default every few seconds, at most 5 % of the time."
     )
-    log: Annotated[list[Literal["tensorboard", "wandb", "mlflow"]], BeforeValidator(_numbers)] = Field(
+    log: Annotated[list[Literal["tensorboard", "wandb", "mlflow"]], BeforeValidator(numbers)] = Field(
         default_factory=list,
         description="Log losses and scores to tensorboard (in the run's directory), wandb, mlflow; several: "
         "tensorboard,wandb. Each needs the extra of its name: ooc[wandb].",
     )
     tensorboard: bool = Field(default=False, description="The same as --log tensorboard.")
+
+    @model_validator(mode="after")
+    def _of_the_schedule(self) -> Self:
+        """What a schedule leaves open, and settings of others, which would be ignored silently."""
+        given = [name for name in changed(self, *OF_SCHEDULE) if (name, getattr(self, name)) != ("lr_factor", 1.0)]
+        if given and "lr_schedule" not in self.model_fields_set and set(given) <= {"lr_factor", "lr_patience"}:
+            object.__setattr__(self, "lr_schedule", "plateau")  # the model is frozen otherwise
+        for name in given:
+            if self.lr_schedule not in OF_SCHEDULE[name]:
+                raise ValueError(
+                    f"{name} applies to lr_schedule = {' or '.join(OF_SCHEDULE[name])}: set that too, or leave it out"
+                )
+        if self.lr_epochs is None and self.lr_schedule in OF_SCHEDULE["lr_epochs"]:
+            whole = self.lr_schedule == "cosine"
+            object.__setattr__(self, "lr_epochs", self.epochs if whole else max(1, self.epochs // 3))
+        if self.lr_schedule == "cosine" and self.lr_warm_up >= (self.lr_epochs or 0):
+            raise ValueError(f"lr_warm_up = {self.lr_warm_up:g} leaves nothing of lr_epochs = {self.lr_epochs}: give less")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"momentum applies to optimizer = sgd, not {self.optimizer}: leave it out")
+        return self
+
+    @property
+    def needs_scores(self) -> str:
+        """The setting that needs scores on validation, for people; "" for none."""
+        if self.patience is not None:
+            return "patience"
+        return "lr_schedule = plateau" if self.lr_schedule == "plateau" else ""
 
     @property
     def memory_bytes(self) -> int | None:

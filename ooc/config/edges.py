@@ -20,6 +20,7 @@ class EdgeConfig(TrainConfig):
     edge_type: str | None = Field(
         default=None, description="Edge type whose labels are learned (heterogeneous); by default the one with labels."
     )
+    gives_hidden = True
     mode: Literal["sampled"] = Field(default="sampled", description="neighborhoods of both ends of edges.")
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag
 
-from ooc.config.base import Number, _numbers
+from ooc.config.base import Number, numbers
 
 ALL_OTHERS = "default"
 """in place of an edge type: the fan-out of those that have none of their own, as PyG's NumNeighbors calls it"""
@@ -18,16 +18,16 @@ def parsed(value: object) -> object:
     {'default': ['10', '10'], 'author:writes:paper': ['5', '5']}
     """
     if isinstance(value, dict):
-        return {_edge_type(key): _numbers(own) for key, own in value.items()}
+        return {_edge_type(key): numbers(own) for key, own in value.items()}
     parts: Any = [value] if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not any(isinstance(part, str) and "=" in part for part in parts):
-        return _numbers(parts[0] if isinstance(parts, list | tuple) and len(parts) == 1 else value)
+        return numbers(parts[0] if isinstance(parts, list | tuple) and len(parts) == 1 else value)
     pairs = [str(part).rpartition("=")[::2] for part in parts]
     names = [_edge_type(name or ALL_OTHERS) for name, _ in pairs]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"{'the one of all others' if twice[0] == ALL_OTHERS else twice[0]} is given twice")
-    return {name: _numbers(own) for name, (_, own) in zip(names, pairs, strict=True)}
+    return {name: numbers(own) for name, (_, own) in zip(names, pairs, strict=True)}
 
 
 def _edge_type(key: Any) -> Any:

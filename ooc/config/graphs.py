@@ -17,6 +17,7 @@ class GraphConfig(ModelConfig, SharedGradients):
     """
 
     task: Literal["graph"] = Field(default="graph", description="graph (labels of whole graphs, in a store of many).")
+    gives_hidden = True
     mode: Literal["graphs"] = Field(default="graphs", description="batches of whole graphs.")
     pooling: Literal["mean", "sum", "max", "attention"] = Field(
         default="mean", description="How the rows of a graph's nodes become one: mean, sum, max or attention."

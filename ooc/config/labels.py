@@ -4,11 +4,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from ooc.config.base import Fraction, RunConfig, Words, _numbers, changed
+from ooc.config.base import Fraction, RunConfig, Words, numbers, changed
 
 
 def _class_weights(value: object) -> object:
-    return _numbers(value) if isinstance(value, str) and value not in ("none", "balanced") else value
+    return numbers(value) if isinstance(value, str) and value not in ("none", "balanced") else value
 
 
 class LabelConfig(RunConfig):

@@ -18,6 +18,7 @@ class LinkConfig(DividedEdges, TrainConfig):
     """
 
     refused = ("label_smoothing", "class_weights", "huber_delta", "node_type", "pack")
+    gives_hidden = True
     mode: Literal["sampled"] = Field(default="sampled", description="sampled neighborhoods of both ends of each link.")
     task: Literal["link"] = Field(default="link", description="link (edges against pairs that are none).")  # type: ignore[assignment]
     edge_type: str | None = Field(
@@ -69,8 +70,8 @@ class LinkConfig(DividedEdges, TrainConfig):
                 f"monitor = {self.monitor} is 1 for every model with eval_ratio = {self.eval_ratio}: give more negatives, or "
                 "another monitor"
             )
-        if self.patience is not None and self.val == 0:
-            raise ValueError("patience needs validation edges, and val = 0: leave it out")
+        if self.needs_scores and self.val == 0:
+            raise ValueError(f"{self.needs_scores} needs validation edges, and val = 0: leave it out")
         return self
 
     @property

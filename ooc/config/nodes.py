@@ -4,11 +4,11 @@
 because the command line builds its flags from these classes and `ooc --help` must be fast.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from ooc.config.base import Depth, DeviceName, Fraction, Positive, Size, Threads, changed, check_settings, parse
+from ooc.config.base import Depth, DeviceName, Fraction, Positive, Size, Threads, Width, changed, check_settings, numbers, parse
 from ooc.config.fan_outs import ALL_OTHERS, FanOuts, by_edge_type, fanout_text, parsed
 from ooc.config.gradients import SharedGradients
 from ooc.config.labels import LabelConfig
@@ -27,6 +27,8 @@ OWN = {
 }
 """settings that apply to that mode only, or to several of these"""
 COMPRESS = "Keep activations for the backward pass in int8, int4 or int2: a quarter, an eighth or a sixteenth of the bytes."
+PLAIN = ("sage", "gcn", "gat", "gin", "gine")
+"""models of which each layer may have a width and settings of its own"""
 REVERSIBLE = ("revsage", "revgat", "revgcn")
 """models whose activations do not grow with depth: see `ooc.models.reversible`"""
 _BUILT_IN = ("sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp", "sgc", *REVERSIBLE, "rsage", "rgcn", "hgt")
@@ -39,6 +41,7 @@ OF_MODEL = {
     "rescale": ("gcn", "gin", "gine", "gcnii", "appnp", "sgc", "revgcn"),
     "num_bases": ("rgcn",),
     "input_dropout": _BUILT_IN,
+    "init": _BUILT_IN,
 }
 """settings that apply to these models only; a user-defined class may accept `heads` as well"""
 _NOT_REVERSIBLE = {
@@ -50,6 +53,29 @@ _NOT_REVERSIBLE = {
 """settings that do not apply to reversible models, and why"""
 
 
+def _widths(value: object) -> object:
+    """A single width as a number."""
+    found = numbers(value)
+    return found[0] if isinstance(found, list) and len(found) == 1 else found
+
+
+Widths = Annotated[Width | Annotated[list[Width], Field(min_length=1, max_length=10_000)], BeforeValidator(_widths)]
+
+
+class BlockConfig(BaseModel):
+    """What is otherwise in a layer of a model, None where nothing is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    conv: Literal["sage", "gcn", "gat", "gin", "gine"] | None = None
+    norm: Literal["none", "batch", "layer"] | None = None
+    activation: Literal["relu", "elu", "leaky_relu", "gelu", "tanh", "none"] | None = None
+    residual: bool | None = None
+    dropout: Fraction | None = None
+    heads: Positive | None = None
+    mlp: Width | None = None
+    """inner width of a two-layer perceptron behind the layer"""
+
+
 class ModelConfig(LabelConfig):
     """Settings of the models of nodes, which runs on nodes and on whole graphs share."""
 
@@ -58,7 +84,15 @@ class ModelConfig(LabelConfig):
         description="sage, gcn, gat, gin, gine, gcnii, appnp, sgc; reversible revsage, revgat, revgcn; of heterogeneous graphs "
         "rsage, rgcn, hgt; or package.module:Class for your own.",
     )
+    hidden: Widths = Field(default=64, description="Width of the hidden layers.")  # type: ignore[assignment]
     layers: Depth = Field(default=_DEFAULT_LAYERS, description="Layers; by default as many as the fan-out has numbers.")
+    jk: Literal["none", "cat", "max", "lstm", "sum"] = Field(
+        default="none",
+        description="Outputs from the rows behind all layers (jumping knowledge): cat, max, lstm or sum of them.",
+    )
+    blocks: list[BlockConfig] = Field(
+        default_factory=list, description="Of each layer what differs, [[blocks]] in TOML: see the guide of models."
+    )
     heads: Positive = Field(
         default=8, description="Attention heads of the hidden layers (gat, hgt, revgat); --hidden is their total width."
     )
@@ -69,17 +103,67 @@ class ModelConfig(LabelConfig):
     alpha: float = Field(default=0.1, gt=0, lt=1, description="Weight of the initial rows in every layer (gcnii, appnp).")
     theta: float = Field(default=0.5, gt=0, description="Strength of a layer's weights, which decays with depth (gcnii).")
     norm: Literal["none", "batch", "layer"] = Field(
-        default="none", description="Normalization between layers: none, batch or layer, the default of revsage, revgat, revgcn."
+        default="none",
+        description="Normalization between layers: none, batch or layer (the default of revsage, ...).",
+    )
+    init: Literal["default", "kaiming", "xavier"] = Field(
+        default="default", description="How weights begin: kaiming, xavier, or by default the layers' own way."
     )
     residual: bool = Field(default=False, description="Residual connections between layers.")
     input_dropout: Fraction | None = Field(
         default=None, description="Dropout of the features; by default --dropout for gcn, gat, gcnii and appnp, else 0."
     )
 
+    gives_hidden: ClassVar[bool] = False
+    """whether the model's outputs are hidden rows, as embeddings are: then the last width is theirs"""
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns behind each hidden layer, the last of which is the outputs' where these are hidden rows."""
+        count = self.layers - (self.jk == "none" and not self.gives_hidden)
+        return (self.hidden,) * count if isinstance(self.hidden, int) else tuple(self.hidden)
+
+    @property
+    def embedding(self) -> int:
+        """Columns of outputs that are hidden rows."""
+        return self.hidden if isinstance(self.hidden, int) else self.hidden[-1]
+
     @property
     def link_decoder(self) -> str | None:
         """What scores pairs of nodes by the model's outputs, which are embeddings then; None where these are of labels."""
         return None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _layers_of_widths(cls, values: Any) -> Any:
+        """Derive `layers` from the widths, or the blocks, if nothing else says how many there are."""
+        if not isinstance(values, dict) or values.get("layers") is not None or values.get("fanout"):
+            return values
+        blocks, hidden = values.get("blocks"), _widths(values.get("hidden"))
+        if isinstance(blocks, list) and blocks:
+            return {**values, "layers": len(blocks)}
+        if isinstance(hidden, list):
+            more = values.get("jk") in (None, "none") and not cls.gives_hidden
+            return {**values, "layers": len(hidden) + more}
+        return values
+
+    @model_validator(mode="after")
+    def _count_widths(self) -> Self:
+        """Reject widths and blocks that are not one for each layer, or of models that have one of all."""
+        several = [name for name, given in (("jk", self.jk != "none"), ("blocks", self.blocks)) if given]
+        several += [] if isinstance(self.hidden, int) else ["hidden"]
+        if several and self.model not in PLAIN:
+            what = {"hidden": "a width for each layer"}.get(several[0], several[0])
+            raise ValueError(f"{what} applies to models {', '.join(PLAIN)}, not to {self.model}: leave it out")
+        count = self.layers - (self.jk == "none" and not self.gives_hidden)
+        if not isinstance(self.hidden, int) and len(self.hidden) != count:
+            which = "layers" if count == self.layers else "hidden layers (the last layer has the outputs)"
+            raise ValueError(
+                f"hidden {','.join(map(str, self.hidden))} has {len(self.hidden)} widths for {count} {which}: give one for each"
+            )
+        if self.blocks and len(self.blocks) != self.layers:
+            raise ValueError(f"there are {len(self.blocks)} blocks for {self.layers} layers: give one for each")
+        return self
 
     @model_validator(mode="after")
     def _of_the_model(self) -> Self:
@@ -252,8 +336,8 @@ class TrainConfig(NodeConfig, SharedGradients):
         """Reject settings of other modes, which would be ignored silently."""
         if self.is_reversible and self.mode == "history":
             raise ValueError(
-                f"model {self.model} reads rows of neighbors that its layers compute themselves, for which no history can stand: "
-                "use mode cluster, saint or sampled"
+                f"model {self.model} reads rows of neighbors that its layers compute themselves, and histories cannot stand "
+                "for these: use mode cluster, saint or sampled"
             )
         others = {name for mode, names in OWN.items() for name in names} - {*OWN[self.mode]}
         unused = sorted(changed(self, *others))

@@ -79,10 +79,6 @@ class TableConfig(DividedEdges, RunConfig):
     )
     lr: float = Field(default=0.1, gt=0, description="Learning rate.")
     weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of the relations' rows; nodes' rows have none.")
-    lr_factor: float = Field(
-        default=1.0, gt=0, le=1, description="Factor of the learning rate after `lr_patience` evaluations without improvement."
-    )
-    lr_patience: Positive = Field(default=5, description="Evaluations without improvement before the learning rate falls.")
     init: float | None = Field(
         default=None, gt=0, description="Rows begin uniform in [-init, init); by default the model's own."
     )
@@ -127,8 +123,6 @@ class TableConfig(DividedEdges, RunConfig):
                 raise ValueError(f"{name} does not apply to loss = {self.loss}: leave it out")
         if self.loss == "all" and (unused := changed(self, "ratio", "chunk")):
             raise ValueError(f"{unused[0]} does not apply to loss = all, which has no negatives: leave it out")
-        if self.lr_factor == 1 and changed(self, "lr_patience"):
-            raise ValueError("lr_patience applies with lr_factor below 1: set that too, or leave it out")
         if not self.regularizer_weight and changed(self, "regularizer"):
             raise ValueError("regularizer applies with regularizer_weight above 0: set that too, or leave it out")
         if sum(self.shares) >= 1:

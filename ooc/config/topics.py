@@ -15,14 +15,14 @@ TRAIN: Topics = {
     "Histories (--mode history)": ("", "history history_dtype history_lag refresh drift_tolerance"),
     "Model": (
         "model hidden layers dropout",
-        "pooling virtual_node norm model_args conv heads output_heads num_bases residual input_dropout alpha theta rescale groups "
-        "update identity both_ways memory_dim time_dim past raw",
+        "pooling virtual_node norm model_args jk blocks init conv heads output_heads num_bases residual input_dropout alpha "
+        "theta rescale groups update identity both_ways memory_dim time_dim past raw",
     ),
     "Task": ("task loss", "node_type edge_type huber_delta label_smoothing class_weights decoder exact_negatives"),
     "Tables (--mode table)": (
         "",
-        "buckets resident chunk queries distance reciprocal init margin temperature regularizer regularizer_weight "
-        "relation_weight lr_factor lr_patience eval_candidates",
+        "buckets resident chunk queries distance reciprocal margin temperature regularizer regularizer_weight "
+        "relation_weight eval_candidates",
     ),
     "Events and links (--mode events, snapshots, --task link)": (
         "",
@@ -30,7 +30,8 @@ TRAIN: Topics = {
     ),
     "Optimization": (
         "epochs lr weight_decay max_steps",
-        "optimizer updates grad_clip precision tf32 compress_gradients powersgd_rank",
+        "optimizer momentum lr_schedule lr_warm_up lr_epochs lr_factor lr_patience updates grad_clip precision tf32 "
+        "compress_gradients powersgd_rank",
     ),
     "Evaluation": (
         "monitor patience evaluate",

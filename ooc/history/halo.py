@@ -47,7 +47,7 @@ def widths_of(model: nn.Module, in_channels: int, weighted: bool) -> list[int]:
             f"histories act between layers, and {type(model).__name__} has its own forward: "
             "give it a ModuleList `self.layers` and no forward, or take another `mode`"
         )
-    parts = getattr(model, "encoder", None), list(layers), getattr(model, "decoder", None)
+    parts = getattr(model, "encoder", None), list(layers), None
     with evaluating(model):
         return probe_widths(parts, in_channels, weighted)[1:-1]
 

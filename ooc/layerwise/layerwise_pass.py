@@ -87,9 +87,8 @@ class LayerwisePass:
 
     def _checked(self, room: int | None, memory: int | None, beside: int, budget: MemoryPlan | None) -> int:
         """The memory for values and sums, once the model is known to be one of layers."""
-        encoder, layers, decoder = parts_of(self.model)
         upto, dataset = self._upto, self.dataset
-        self._parts = (encoder, layers, decoder) if upto is None else (encoder, layers[:upto], None)
+        self._parts = parts_of(self.model, upto)
         self._check_norms()
         self.shape = shape_of(self.model, dataset, upto)
         if room is not None:

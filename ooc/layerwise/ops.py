@@ -116,7 +116,8 @@ class LayerModules:
     def _after(self, index: int, h: Tensor, place: RangeOfNodes) -> Tensors:
         """Rows of a layer as the next one reads them; of the last one the model's output."""
         if self.observer is not None:
-            self.observer.rows(index, place.first, HostCopy([h.float()]).arrays()[0])
+            own = h[:, : getattr(self.layers[index], "own_columns", h.size(1))]
+            self.observer.rows(index, place.first, HostCopy([own.float()]).arrays()[0])
         if index + 1 < len(self.layers):
             return self._read(index + 1, h, place)
         if self.decoder is None:

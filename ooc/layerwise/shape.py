@@ -17,6 +17,7 @@ from ooc.layerwise.edge_tiles import ENTRIES_AT_ONCE, piece_rows_of
 from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerShape, ModelShape
 from ooc.models.builders import Model, full_blocks
 from ooc.models.convs import BlockGATConv, BlockGCN2Conv, BlockGCNConv, BlockGINConv, BlockPropagation, BlockSAGEConv
+from ooc.models.jumping import carrying
 from ooc.models.layers import Layer, as_input, evaluating
 from ooc.models.reversible import ReversibleLayer
 from ooc.models.user_models import kind_of, refuse_edge_attr, takes_edge_attr
@@ -54,8 +55,9 @@ def own_way(model: nn.Module) -> str:
     return "takes edge features" if takes_edge_attr(model) else "has its own forward"
 
 
-def parts_of(model: nn.Module) -> Parts:
-    """(encoder, layers, decoder) of a model that is a list of layers. Raises ConfigError for one with a forward of its own."""
+def parts_of(model: nn.Module, upto: int | None = None) -> Parts:
+    """(encoder, layers, decoder) of a model that is a list of layers; upto: the first so many layers, without a decoder. Raises
+    ConfigError for a model with a forward of its own."""
     refuse_edge_attr(model)
     if not has_layers(model):
         raise ConfigError(
@@ -63,12 +65,15 @@ def parts_of(model: nn.Module) -> Parts:
             "and no forward, or evaluate it on sampled batches"
         )
     layers: Any = model.layers
+    encoder, decoder, jump = (getattr(model, name, None) for name in ("encoder", "decoder", "jump"))
     steps = [step for layer in layers for step in _steps(layer)]
-    return getattr(model, "encoder", None), steps, getattr(model, "decoder", None)
+    if upto is not None:
+        return encoder, steps[:upto], None
+    return (encoder, steps, decoder) if jump is None else (encoder, *carrying(steps, jump, decoder))
 
 
 def _steps(layer: Any) -> list[nn.Module]:
-    """The layers that a pass has for one of the model: of a reversible one those of its groups, which read each other's rows."""
+    """The layers that a pass has for one of the model: of a reversible one those of its groups."""
     return layer.steps() if isinstance(layer, ReversibleLayer) else [layer]
 
 
@@ -116,8 +121,7 @@ def shape_of(model: nn.Module, dataset: Dataset, upto: int | None = None, *, tra
     `training` of an exact step, in the mode the model is in. Raises ConfigError where model and features do not fit."""
     if not dataset.num_features or len(dataset.stored("x").shape) != 2:
         raise ConfigError(f"{dataset.path} holds no features [N, F] to compute on")
-    encoder, layers, decoder = parts_of(model)
-    layers, decoder = (layers, decoder) if upto is None else (layers[:upto], None)
+    encoder, layers, decoder = parts_of(model, upto)
     graph, encoding = dataset.graph, dataset.encoding("x")
     with evaluating(model):
         widths = probe_widths((encoder, layers, decoder), dataset.num_features, graph.weight_sum is not None)

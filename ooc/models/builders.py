@@ -3,7 +3,8 @@
 A model runs on sampled blocks and on the whole graph (`full_blocks`) with the same parameters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, get_args
@@ -23,6 +24,7 @@ from ooc.models.convs import (
     BlockPropagation,
     BlockSAGEConv,
 )
+from ooc.models.jumping import Jk, Jump
 from ooc.models.layers import Between, DenseLayer, Input, Layer, Norm, run_model
 from ooc.models.memory_efficient import Relu
 from ooc.models.reversible import NAMES as REVERSIBLE
@@ -30,21 +32,41 @@ from ooc.models.reversible import build_reversible
 from ooc.stores.errors import ConfigError
 
 ModelName = Literal["sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp", "sgc", "revsage", "revgat", "revgcn"]
+PLAIN = ("sage", "gcn", "gat", "gin", "gine")
+"""models whose layers are a list of convolutions: widths, `jk` and `blocks` apply to them"""
 _PROPAGATING = ("appnp", "sgc")
 """models whose layers have no parameters"""
+_OF_BLOCK = {"conv", "norm", "activation", "residual", "dropout", "heads", "mlp"}
+_ACTIVATIONS: dict[str, Any] = {
+    "relu": Relu,
+    "elu": partial(nn.ELU, inplace=True),
+    "leaky_relu": nn.LeakyReLU,
+    "gelu": nn.GELU,
+    "tanh": nn.Tanh,
+    "none": nn.Identity,
+}
 
 
 class Model(nn.Module):
     """A list of layers with an optional encoder before and decoder after it; layer l runs on block l (see `run_layers`).
+
+    `jump` makes what the decoder is given of the rows behind all layers (`ooc.models.jumping.Jump`).
 
     >>> model = build_model("sage", 128, 256, 32, num_layers=2)
     >>> model(batch.x, batch.blocks).shape
     torch.Size([batch_size, 32])
     """
 
-    def __init__(self, layers: Sequence[nn.Module], encoder: nn.Module | None = None, decoder: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        encoder: nn.Module | None = None,
+        decoder: nn.Module | None = None,
+        jump: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.encoder, self.layers, self.decoder = encoder, nn.ModuleList(layers), decoder
+        self.jump = jump
 
     def forward(self, x: Input, blocks: Sequence[Any], checkpoint: bool = False, between: Between | None = None) -> Tensor:
         """Map x [blocks[0].num_src, in_channels] to [blocks[-1].num_dst, out_channels]; see `run_layers`."""
@@ -55,7 +77,7 @@ class Model(nn.Module):
 def build_model(
     name: str,
     in_channels: int,
-    hidden_channels: int,
+    hidden_channels: int | Sequence[int],
     out_channels: int,
     num_layers: int,
     dropout: float = 0.0,
@@ -69,6 +91,8 @@ def build_model(
     theta: float = 0.5,
     edge_dim: int | None = None,
     groups: int = 2,
+    jk: Jk = "none",
+    blocks: Sequence[Mapping[str, Any]] = (),
 ) -> Model:
     """Build a model by name.
 
@@ -76,7 +100,8 @@ def build_model(
         name: One of "sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp" and "sgc"; or of the reversible ones "revsage",
             "revgat" and "revgcn", whose activations do not grow with `num_layers` (`ooc.models.reversible`).
         in_channels, out_channels: Numbers of input features and of outputs.
-        hidden_channels: Width between layers. For gat the width of all heads together, a multiple of `heads`.
+        hidden_channels: Width between layers, or one behind each layer but the last, with `jk` behind the last too; of sage,
+            gcn, gat, gin and gine. For gat the width of all heads together, a multiple of `heads`.
         num_layers: Number of layers. For appnp and sgc, each layer is one parameter-free propagation step.
         dropout: Dropout on the input of every layer with parameters, and on gat's attention.
         norm: Normalization after every layer but the last (after every layer in gcnii; at the beginning of every block of a
@@ -89,6 +114,11 @@ def build_model(
         theta: Strength of gcnii's weights; see `BlockGCN2Conv`.
         edge_dim: Number of edge features, which gine takes from `Block.edge_attr`; other models take none.
         groups: Groups that a reversible model divides the hidden columns into, 2 or more.
+        jk: "cat", "max", "lstm" or "sum" of the rows behind all layers, and a linear map, in place of the last layer's rows; of
+            sage, gcn, gat, gin and gine.
+        blocks: What is otherwise in each layer, of the same models: a mapping for each, with any of conv (a model's name),
+            norm, activation ("relu", "elu", "leaky_relu", "gelu", "tanh" or "none"), residual, dropout, heads, and mlp, the
+            inner width of a two-layer perceptron behind the layer.
 
     Raises:
         ConfigError: If a value is invalid.
@@ -96,13 +126,16 @@ def build_model(
     >>> model = build_model("gcn", 1433, 16, 7, num_layers=2, dropout=0.5)
     >>> logits = model(x, full_blocks(edge_index, num_nodes=2708, num_layers=2))
     """
-    _check(name, hidden_channels, num_layers, dropout, heads, output_heads)
+    _check(name, num_layers, dropout, heads, output_heads)
+    plain = name not in ("gcnii", *_PROPAGATING, *REVERSIBLE)
+    if not plain and (jk != "none" or blocks or not isinstance(hidden_channels, int)):
+        raise ConfigError(f"{name} has one width and one kind of layers: leave out jk and blocks, and give one hidden width")
     if input_dropout is None:
         input_dropout = dropout if name in ("gcn", "gat", "gcnii", "appnp") else 0.0
-    if name in ("gcnii", *_PROPAGATING):
+    if isinstance(hidden_channels, int) and name in ("gcnii", *_PROPAGATING):
         channels = in_channels, hidden_channels, out_channels
         return _deep(name, channels, num_layers, (input_dropout, dropout), rescale, norm, residual, alpha, theta)
-    if name in REVERSIBLE:
+    if isinstance(hidden_channels, int) and name in REVERSIBLE:
         if residual:
             raise ConfigError(f"{name} adds every layer's input to its output in any case: leave residual out")
         make_conv = partial(_conv_of_group, REVERSIBLE[name], heads, rescale)
@@ -112,16 +145,85 @@ def build_model(
         raise ConfigError(
             "gine takes edge features: give edge_dim, their number, as of a store with the edge feature edge_attr"
         )
-    widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
+    widths = _widths(hidden_channels, num_layers, jk != "none")
+    defaults = LayerSettings(name, norm, None, residual, dropout, heads, output_heads, None, rescale, edge_dim or 0)
+    settings = _settings(defaults, blocks, num_layers, input_dropout)
+    if jk == "none":
+        return Model(_layers([in_channels, *widths, out_channels], settings, output=True))
+    jump = Jump(jk, widths)
+    return Model(_layers([in_channels, *widths], settings, output=False), None, DenseLayer(jump.channels, out_channels), jump)
+
+
+@dataclass(frozen=True)
+class LayerSettings:
+    """Of one layer. activation: None for the convolution's own; mlp: inner width of the perceptron behind it."""
+
+    conv: str
+    norm: Norm
+    activation: str | None
+    residual: bool
+    dropout: float
+    heads: int
+    output_heads: int
+    mlp: int | None
+    rescale: bool
+    edge_dim: int
+
+
+def _widths(hidden: int | Sequence[int], num_layers: int, jumps: bool) -> list[int]:
+    """Columns behind each hidden layer. jumps: whether the last layer is one, as the rows of all are given to `Jump`."""
+    count = num_layers if jumps else num_layers - 1
+    widths = [hidden] * count if isinstance(hidden, int) else list(hidden)
+    if len(widths) != count:
+        shown = ",".join(map(str, widths))
+        raise ConfigError(
+            f"hidden {shown} has {len(widths)} width{'s' * (len(widths) != 1)} for {count} hidden layers: give one for each"
+        )
+    return widths
+
+
+def _settings(
+    defaults: LayerSettings, blocks: Sequence[Mapping[str, Any]], num_layers: int, input_dropout: float
+) -> list[tuple[LayerSettings, frozenset[str]]]:
+    """(the settings, the names of those that are its own) of every layer."""
+    if blocks and len(blocks) != num_layers:
+        raise ConfigError(f"there are {len(blocks)} blocks for {num_layers} layers: give one for each")
+    found = []
+    for index in range(num_layers):
+        own = {name: value for name, value in (blocks[index] if blocks else {}).items() if value is not None}
+        if unknown := sorted(own.keys() - _OF_BLOCK):
+            raise ConfigError(f"block {index + 1} has {unknown[0]!r}: a block has {', '.join(sorted(_OF_BLOCK))}")
+        if own.get("conv", defaults.conv) not in PLAIN:
+            raise ConfigError(f"block {index + 1} has conv {own['conv']!r}: use {', '.join(PLAIN)}")
+        usual = {"dropout": defaults.dropout if index else input_dropout}
+        found.append((replace(defaults, **{**usual, **own}), frozenset(own)))
+    return found
+
+
+def _layers(widths: Sequence[int], settings: list[tuple[LayerSettings, frozenset[str]]], output: bool) -> list[Layer]:
+    """Layers between the widths. output: whether the last one's rows are the outputs: without norm and activation, unless its
+    block says so."""
     layers = []
-    for index, (width_in, width_out) in enumerate(pairwise(widths)):
-        last = index == num_layers - 1
-        conv = _make_conv(name, dropout, heads, output_heads, rescale, width_in, width_out, last, edge_dim or 0)
-        options: dict[str, Any] = {"dropout": dropout if index else input_dropout, "residual": residual}
-        if not last:
-            options |= {"norm": norm, "activation": nn.ELU(inplace=True) if name == "gat" else Relu()}
+    for index, ((width_in, width_out), (own, given)) in enumerate(zip(pairwise(widths), settings, strict=True)):
+        last = output and index == len(settings) - 1
+        conv = _make_conv(own, width_in, width_out, last)
+        options: dict[str, Any] = {"dropout": own.dropout, "residual": own.residual}
+        if not last or "norm" in given:
+            options["norm"] = own.norm
+        if not last or "activation" in given:
+            options["activation"] = _activation(own)
+        if own.mlp is not None:
+            inner = nn.Linear(width_out, own.mlp), _activation(own), nn.Linear(own.mlp, width_out)
+            options["mlp"] = nn.Sequential(*inner)
         layers.append(Layer(conv, width_in, width_out, **options))
-    return Model(layers)
+    return layers
+
+
+def _activation(own: LayerSettings) -> nn.Module:
+    name = own.activation or ("elu" if own.conv == "gat" else "relu")
+    if name not in _ACTIVATIONS:
+        raise ConfigError(f"activation {name!r} is unknown: use {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]()
 
 
 def _deep(
@@ -158,7 +260,7 @@ def _deep(
     return Model(layers, decoder=DenseLayer(width_in, width_out, later))
 
 
-def _check(name: str, hidden: int, num_layers: int, dropout: float, heads: int, output_heads: int) -> None:
+def _check(name: str, num_layers: int, dropout: float, heads: int, output_heads: int) -> None:
     if name not in get_args(ModelName):
         known = ", ".join(get_args(ModelName))
         raise ConfigError(f"model {name!r} is unknown: use {known}, or package.module:Class for your own")
@@ -168,40 +270,32 @@ def _check(name: str, hidden: int, num_layers: int, dropout: float, heads: int, 
         raise ConfigError(f"dropout={dropout} is invalid: give a probability of at least 0 and below 1")
     if heads < 1 or output_heads < 1:
         raise ConfigError(f"heads={heads}, output_heads={output_heads}: attention has at least one head")
-    if name == "gat" and num_layers > 1 and hidden % heads:
-        raise ConfigError(f"hidden_channels={hidden} is the width of all {heads} heads together: use a multiple of {heads}")
 
 
-def _make_conv(
-    name: str,
-    dropout: float,
-    heads: int,
-    output_heads: int,
-    rescale: bool,
-    width_in: int,
-    width_out: int,
-    last: bool,
-    edge_dim: int,
-) -> nn.Module:
+def _make_conv(own: LayerSettings, width_in: int, width_out: int, last: bool) -> nn.Module:
+    name, heads = own.conv, own.heads
     if name == "sage":
         return BlockSAGEConv(width_in, width_out)
     if name == "gcn":
-        return BlockGCNConv(width_in, width_out, rescale)
+        return BlockGCNConv(width_in, width_out, own.rescale)
     if name == "gin":
         # A binary task would otherwise depend on a single hidden unit, which a dead ReLU could silence.
-        return BlockGINConv(width_in, width_out, rescale, inner=width_in if last else None)
+        return BlockGINConv(width_in, width_out, own.rescale, inner=width_in if last else None)
     if name == "gine":
-        return BlockGINEConv(width_in, width_out, edge_dim, rescale, inner=width_in if last else None)
+        return BlockGINEConv(width_in, width_out, own.edge_dim, own.rescale, inner=width_in if last else None)
     if last:
-        return BlockGATConv(width_in, width_out, heads=output_heads, concat=False, dropout=dropout)
-    return BlockGATConv(width_in, width_out // heads, heads=heads, dropout=dropout)
+        return BlockGATConv(width_in, width_out, heads=own.output_heads, concat=False, dropout=own.dropout)
+    if width_out % heads:
+        raise ConfigError(f"hidden_channels={width_out} is the width of all {heads} heads together: use a multiple of {heads}")
+    return BlockGATConv(width_in, width_out // heads, heads=heads, dropout=own.dropout)
 
 
 def _conv_of_group(name: str, heads: int, rescale: bool, channels: int) -> nn.Module:
     """Of a reversible model. Attention has no dropout of its own, as it is computed again."""
     if name == "gat" and channels % heads:
         raise ConfigError(f"revgat divides the {channels} columns of a group among {heads} heads: give a multiple of them")
-    return _make_conv(name, 0.0, heads, 1, rescale, channels, channels, False, 0)
+    own = LayerSettings(name, "none", None, False, 0.0, heads, 1, None, rescale, 0)
+    return _make_conv(own, channels, channels, False)
 
 
 def full_blocks(

@@ -1,6 +1,7 @@
 """Models of whole graphs: layers over all nodes of a batch, a virtual node between them, pooling, an output a graph."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -135,20 +136,22 @@ class GraphModel(nn.Module):
 
     def rows(self, x: Tensor, block: Block, batch: Tensor, ptr: Tensor) -> Tensor:
         """Return the rows of all nodes before pooling, [n, channels]."""
-        model, state = self.nodes, None
+        model, state, kept = self.nodes, None, list[Tensor]()
         rows: Tensor = x if model.encoder is None else model.encoder(x)
         initial = rows
         for number, layer in enumerate(model.layers):
             if self.virtual_node is not None and number:
                 rows, state = self.virtual_node(rows, state, number, ptr, batch)
             rows = layer(rows, block, initial) if getattr(layer, "needs_initial", False) else layer(rows, block)
+            kept.append(rows)
+        rows = rows if model.jump is None else model.jump(kept)
         return rows if model.decoder is None else model.decoder(rows)
 
 
 def build_graph_model(
     name: str,
     in_channels: int,
-    hidden_channels: int,
+    hidden_channels: int | Sequence[int],
     out_channels: int,
     num_layers: int,
     dropout: float = 0.0,
@@ -160,7 +163,8 @@ def build_graph_model(
 
     Args:
         name: As of `build_model`.
-        in_channels, hidden_channels, num_layers, dropout: As of `build_model`.
+        in_channels, num_layers, dropout: As of `build_model`.
+        hidden_channels: As of `build_model`; of several, one behind each layer, the last of which is pooled.
         out_channels: Outputs for each graph.
         pooling: "mean", "sum", "max" or "attention".
         virtual_node: Whether a virtual node joins all nodes of a graph between layers; of gcn, gin, sage, gat and gcnii.
@@ -175,8 +179,15 @@ def build_graph_model(
         raise ConfigError(f"{name} propagates rows without layers that a virtual node could join: leave virtual_node out")
     if name.startswith("rev"):
         raise ConfigError(f"{name} is a model of nodes: for whole graphs use gin, gcn, sage, gat, ...")
-    nodes = build_model(name, in_channels, hidden_channels, hidden_channels, num_layers, dropout, **options)
-    return GraphModel(nodes, hidden_channels, out_channels, pooling, virtual_node, dropout)
+    hidden, pooled = hidden_channels, hidden_channels if isinstance(hidden_channels, int) else hidden_channels[-1]
+    if not isinstance(hidden, int):
+        if virtual_node and len(set(hidden)) > 1:
+            raise ConfigError(
+                "virtual_node joins layers of one width, and hidden has several: give one, or leave virtual_node out"
+            )
+        hidden = hidden if options.get("jk", "none") != "none" else hidden[:-1]
+    nodes = build_model(name, in_channels, hidden, pooled, num_layers, dropout, **options)
+    return GraphModel(nodes, pooled, out_channels, pooling, virtual_node, dropout)
 
 
 def fields_taken(model: nn.Module) -> set[str] | None:

@@ -26,7 +26,7 @@ Norm = Literal["none", "batch", "layer"]
 
 
 class Layer(nn.Module):
-    """dropout -> convolution -> norm -> + residual -> activation, on one block.
+    """dropout -> convolution -> norm -> + residual -> activation -> mlp, on one block.
 
     `conv` is a Module (x [num_src, in_channels], block) -> [num_dst, out_channels]. `norm` "layer" is of each row by itself,
     "batch" over the rows of the batch. `residual` adds the destination's input row, through a linear map if the widths differ.
@@ -48,6 +48,7 @@ class Layer(nn.Module):
         norm: Norm = "none",
         residual: bool = False,
         activation: nn.Module | None = None,
+        mlp: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.conv = conv
@@ -57,6 +58,7 @@ class Layer(nn.Module):
         same = in_channels == out_channels
         self.skip = nn.Linear(in_channels, out_channels, bias=False) if residual and not same else nn.Identity()
         self.activation = nn.Identity() if activation is None else activation
+        self.mlp = mlp
 
     @property
     def needs_initial(self) -> bool:
@@ -85,7 +87,8 @@ class Layer(nn.Module):
         out = self.norm(out) if norm is None else norm(out)
         if self.residual:
             out = out + self.skip(self_row)
-        return activated(self.activation, out, drop_next)
+        out = activated(self.activation, out, drop_next)
+        return out if self.mlp is None else self.mlp(out)
 
     def joined(self, neighbor: Tensor, self_row: Tensor, block: Block) -> Tensor:
         """Compute the layer from aggregated rows of the convolution's `narrowed` (after dropout); without a residual."""
@@ -157,6 +160,7 @@ def run_layers(
     decoder: nn.Module | None = None,
     between: Between | None = None,
     initial: Tensor | None = None,
+    jump: nn.Module | None = None,
 ) -> Any:
     """Run layer l on block l, input side first, and return the rows of the seeds.
 
@@ -167,10 +171,12 @@ def run_layers(
     With `checkpoint` only the rows between layers are saved, and the rest is recomputed in the backward pass (Chen et al.,
     2016). The result does not change: random numbers are repeated, batch statistics recorded once.
 
+    With `jump`, the decoder is given what it makes of the seeds' rows behind all layers (`ooc.models.jumping`).
+
     Of a heterogeneous graph, x and what a layer returns are {node type: rows}, and blocks are `HeteroBlock`.
 
-    Layers with `square` compute the rows of all nodes of the batch, from all its edges: all run on the first block, however many
-    there are, and share a mask of dropout (`ooc.models.reversible`).
+    Layers with `square` compute the rows of all nodes of the batch, from all its edges: all run on the first block, however
+    many there are, and share a mask of dropout (`ooc.models.reversible`).
 
     Raises ConfigError if the numbers of layers and blocks differ, or an encoder is given `FirstLayerAggregates`; InputError if
     x does not fit the first block.
@@ -187,7 +193,9 @@ def run_layers(
     if initial is None:
         initial = out.self_row if isinstance(out, FirstLayerAggregates) else out
     mask = None if seeds is None else dropout_mask(out, layers[0].dropout, layers[0].training)
-    ahead = [0.0] * len(layers) if between is not None else [*map(dropped_ahead, layers, layers[1:]), 0.0]
+    kept: list[Tensor] = []
+    seen = between is not None or jump is not None
+    ahead = [0.0] * len(layers) if seen else [*map(dropped_ahead, layers, layers[1:]), 0.0]
     for index, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
         extra = (initial[: block.num_dst],) if getattr(layer, "needs_initial", False) else ()
         options: dict[str, Any] = {"drop_next": ahead[index]} if ahead[index] else {}
@@ -198,10 +206,18 @@ def run_layers(
             out = recompute(layer, out, block, *extra, use_reentrant=False, context_fn=contexts, **options)
         else:
             out = layer(out, block, *extra, **options)
+        if jump is not None:
+            kept.append(own_rows(out, blocks[-1].num_dst))
         if between is not None and index + 1 < len(layers):
             out = between(index, out)
     out = out if seeds is None else out[:seeds]
+    out = out if jump is None else jump(kept)
     return out if decoder is None else decoder(out)
+
+
+def own_rows(x: Tensor, count: int) -> Tensor:
+    """The first rows of x, apart from the others, which are freed."""
+    return x if len(x) == count else x[:count].clone()
 
 
 def _seeds_of_square(layers: Any, blocks: Sequence[Any], between: Between | None) -> int | None:
@@ -209,7 +225,9 @@ def _seeds_of_square(layers: Any, blocks: Sequence[Any], between: Between | None
     if not (len(layers) and getattr(layers[0], "square", False)):
         return None
     if between is not None:
-        raise ConfigError("reversible layers read rows of neighbors that they compute themselves: no histories can stand for them")
+        raise ConfigError(
+            "reversible layers read rows of neighbors that they compute themselves: no histories can stand for them"
+        )
     return int(blocks[-1].num_dst)
 
 
@@ -227,7 +245,12 @@ def dropped_ahead(layer: nn.Module, following: nn.Module) -> float:
     one_pass = all(getattr(type(each).forward, "drops_ahead", False) for each in (layer, following))
     own = getattr(type(layer), "finished", Layer.finished) is not Layer.finished
     seen = bool(layer._forward_hooks or following._forward_pre_hooks)
-    if own or seen or not (one_pass and isinstance(layer.activation, Relu) and following.training):
+    if (
+        own
+        or seen
+        or getattr(layer, "mlp", None) is not None
+        or not (one_pass and isinstance(layer.activation, Relu) and following.training)
+    ):
         return 0.0
     return float(getattr(following, "dropout", 0.0))
 
@@ -255,8 +278,8 @@ def _check_rows(name: str, rows: int, sources: int, nodes: str) -> None:
 
 def run_model(model: Any, x: Input, blocks: Sequence[Any], checkpoint: bool = False, between: Between | None = None) -> Any:
     """Call `run_layers` with the model's `layers`, and its `encoder` and `decoder` if it has them."""
-    encoder, decoder = getattr(model, "encoder", None), getattr(model, "decoder", None)
-    return run_layers(model.layers, x, blocks, checkpoint, encoder=encoder, decoder=decoder, between=between)
+    ends: dict[str, Any] = {name: getattr(model, name, None) for name in ("encoder", "decoder", "jump")}
+    return run_layers(model.layers, x, blocks, checkpoint, between=between, **ends)
 
 
 _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)

@@ -20,7 +20,7 @@ from ooc.stores.errors import ConfigError
 
 NAMES = {"revsage": "sage", "revgat": "gat", "revgcn": "gcn"}
 """reversible models, and the convolution of each"""
-WIDTHS_ALIVE = {"revsage": 4, "revgat": 7, "revgcn": 4}
+WIDTHS_ALIVE = {"revsage": 4, "revgat": 10, "revgcn": 4}
 """a batch's rows of the hidden width, in units of what `ooc.loading.batch_bytes` counts for a layer, that training a reversible
 model takes at most, however many layers it has: the mask of dropout, the rows, and what one layer saves (measured)"""
 
@@ -105,7 +105,7 @@ class GroupStep(nn.Module):
         return self._changed(y, block, -1)
 
     def _changed(self, x: Tensor, block: Block, sign: int) -> Tensor:
-        """The destinations' rows with their group plus `sign` times what the block makes of the sources' rows x [num_src, c]."""
+        """The destinations' rows with their group plus `sign` times what the block makes of the sources' rows x."""
         mask = dropout_mask(x, self.dropout, self.block.training)
         read, parts = x.chunk(self.groups, dim=1), list(x[: block.num_dst].chunk(self.groups, dim=1))
         rows = sum(read[2:], start=read[1]) if self.group == 0 else read[self.group - 1]
@@ -140,7 +140,9 @@ def build_reversible(
     """
     width_in, hidden, width_out = channels
     if groups < 2 or hidden % groups:
-        raise ConfigError(f"{name} divides {hidden} hidden columns into {groups} groups: give 2 or more, and a multiple of them")
+        raise ConfigError(
+            f"{name} divides {hidden} hidden columns into {groups} groups: give 2 or more, and a multiple of them"
+        )
     if norm == "batch":
         raise ConfigError(f"{name} computes rows twice, which norm='batch' would count twice: use layer or none")
     first, later = dropouts

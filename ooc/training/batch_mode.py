@@ -99,6 +99,9 @@ class BatchMode(BatchPlanning):
         if self.table_shapes and not self.ranks.alone:
             names = ", ".join(self.table_shapes)
             raise ConfigError(f"the embedding tables of {names} are trained in one process: start it without torchrun")
+        if self.table_shapes and self.config.momentum:
+            names = ", ".join(self.table_shapes)
+            raise ConfigError(f"the embedding tables of {names} are trained by sgd without momentum: leave momentum out")
         if self.dataset.is_hetero and self.config.compile:
             raise ConfigError("compile = true does not apply to heterogeneous graphs: leave it out")
         if self.table_shapes and self.config.precision == "fp16":
@@ -238,7 +241,8 @@ class BatchMode(BatchPlanning):
     def _width(self) -> int:
         """Columns of a node's rows in all layers together, where each layer computes every node of a batch. Those of a
         reversible model are computed again layer by layer."""
-        return WIDTHS_ALIVE.get(self.config.model, self.config.layers) * self.config.hidden
+        config = self.config
+        return WIDTHS_ALIVE[config.model] * config.embedding if config.is_reversible else sum(config.widths) + config.embedding
 
     @property
     def steps_per_epoch(self) -> int:
@@ -345,7 +349,7 @@ class BatchMode(BatchPlanning):
         """See `Mode`; with that of the embedding tables."""
         self.tables.gather()
         super().update(optimizer)
-        self.tables.update(self.config.lr)
+        self.tables.update(self.lr)
 
     def trained(self) -> Iterable[Tensor]:
         return [*super().trained(), *self.tables.gathered]

@@ -14,6 +14,7 @@ from ooc.models.builders import build_model
 from ooc.models.edge_decoders import make_decoder
 from ooc.models.graph_models import build_graph_model
 from ooc.models.hetero import HeteroModelName, build_hetero_model, initialized, table_width
+from ooc.models.initialization import initialize
 from ooc.models.user_models import edge_dims_of, edge_features_for, find_class, kind_of, load_model, takes_types
 from ooc.runtime.determinism import use_deterministic_kernels
 from ooc.runtime.keyed_random import Purpose, key
@@ -26,7 +27,7 @@ _SHARED = ("dropout", "heads", "norm", "residual")
 """settings of every model, built in or not"""
 _OF_GRAPHS = ("pooling", "virtual_node")
 """settings of models of whole graphs"""
-_BUILT_IN = ("output_heads", "input_dropout", "alpha", "theta", "rescale", "groups")
+_BUILT_IN = ("jk", "output_heads", "input_dropout", "alpha", "theta", "rescale", "groups")
 """settings of built-in models; exact training has no sums over sampled edges to rescale"""
 
 
@@ -105,7 +106,7 @@ def _model_of_rows(
 ) -> nn.Module:
     of_graphs = [name for name in _OF_GRAPHS if name in type(config).model_fields]
     shared = (*_SHARED, *of_graphs)
-    shape: dict[str, Any] = {"in_channels": in_channels, "hidden_channels": config.hidden, "out_channels": channels}
+    shape: dict[str, Any] = {"in_channels": in_channels, "hidden_channels": _hidden_of(config), "out_channels": channels}
     shape |= {"num_layers": config.layers} | {name: getattr(config, name) for name in shared}
     if edge_dim is not None:
         shape["edge_dim"] = edge_dim
@@ -125,7 +126,17 @@ def _model_of_rows(
             "edge_attr=f*"
         )
     own = {name: getattr(config, name) for name in _BUILT_IN if name in type(config).model_fields}
-    return build_graph_model(config.model, **shape, **own) if of_graphs else build_model(config.model, **shape, **own)
+    own["blocks"] = [block.model_dump() for block in config.blocks]
+    built = build_graph_model if of_graphs else build_model
+    return initialize(built(config.model, **shape, **own), config.init)
+
+
+def _hidden_of(config: ModelConfig) -> int | list[int]:
+    """The hidden width, or those behind each layer that the model's builder takes: not that of outputs that are hidden rows."""
+    if isinstance(config.hidden, int):
+        return config.hidden
+    outputs = config.jk == "none" and config.gives_hidden and "pooling" not in type(config).model_fields
+    return list(config.widths[:-1] if outputs else config.widths)
 
 
 def table_shapes(config: NodeConfig, dataset: Dataset) -> dict[str, tuple[int, int]]:
@@ -133,7 +144,7 @@ def table_shapes(config: NodeConfig, dataset: Dataset) -> dict[str, tuple[int, i
     if not dataset.is_hetero:
         return {}
     features = features_of(dataset)
-    width = table_width(config.model, features, config.hidden)
+    width = table_width(config.model, features, config.embedding)
     return {name: (dataset.nodes(name).num_nodes, width) for name, count in features.items() if not count}
 
 
@@ -161,13 +172,13 @@ def make_hetero_model(config: NodeConfig, dataset: Dataset, node_type: str | Seq
 
 def _model_of_types(config: NodeConfig, dataset: Dataset, node_type: str | Sequence[str], channels: int) -> nn.Module:
     metadata = dataset.metadata()
-    shape: dict[str, Any] = {"hidden_channels": config.hidden, "out_channels": channels, "num_layers": config.layers}
+    shape: dict[str, Any] = {"hidden_channels": config.embedding, "out_channels": channels, "num_layers": config.layers}
     shared = {name: getattr(config, name) for name in _SHARED}
     if ":" not in config.model:
         own: dict[str, Any] = {"num_bases": config.num_bases, "input_dropout": config.input_dropout or 0.0}
-        return build_hetero_model(
-            config.model, features_of(dataset), metadata=metadata, node_type=node_type, **shape, **shared, **own
-        )
+        sizes = features_of(dataset)
+        built = build_hetero_model(config.model, sizes, metadata=metadata, node_type=node_type, **shape, **shared, **own)
+        return initialize(built, config.init)
     widths = features_of(dataset) | {name: width for name, (_, width) in table_shapes(config, dataset).items()}
     typed = takes_types(find_class(config.model, config.folders))
     edge_dims = edge_dims_of(dataset)
@@ -195,15 +206,18 @@ def model_bytes(config: RunConfig, model: nn.Module) -> int:
     """What training adds to a model that stands in the process's memory: gradients, the optimizer's state, and the best
     model so far with one being saved. Nothing where it stands on a GPU, but for the latter."""
     sizes = [p.numel() * p.element_size() for p in model.parameters() if p.device.type == "cpu"]
-    states = {"adam": 2, "adamw": 2, "sgd": 0, "adagrad": 1, "rowwise_adagrad": 1}
     kept = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    return sum(sizes) * (1 + states[config.optimizer]) + 2 * kept
+    return sum(sizes) * (1 + _states(config)) + 2 * kept
 
 
 def device_model_bytes(config: RunConfig, model: nn.Module) -> int:
     """What training adds to a model that stands on a GPU: gradients and the optimizer's state."""
-    states = {"adam": 2, "adamw": 2, "sgd": 0, "adagrad": 1, "rowwise_adagrad": 1}
-    return sum(p.numel() * p.element_size() for p in model.parameters() if p.is_cuda) * (1 + states[config.optimizer])
+    return sum(p.numel() * p.element_size() for p in model.parameters() if p.is_cuda) * (1 + _states(config))
+
+
+def _states(config: RunConfig) -> int:
+    """Numbers that the optimizer keeps of a parameter."""
+    return {"adam": 2, "adamw": 2, "sgd": int(config.momentum > 0), "adagrad": 1, "rowwise_adagrad": 1}[config.optimizer]
 
 
 def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -212,4 +226,5 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer
     if not parameters:
         raise ConfigError(f"model {config.model} has no parameter to train")
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-    return kinds[config.optimizer](parameters, lr=config.lr, weight_decay=config.weight_decay)
+    own = {"momentum": config.momentum} if config.optimizer == "sgd" else {}
+    return kinds[config.optimizer](parameters, lr=config.lr, weight_decay=config.weight_decay, **own)

@@ -150,12 +150,12 @@ def edge_model(config: EdgeConfig, dataset: Dataset, task: LabelTask, edges: Edg
     key = edges.key if dataset.is_hetero else None
     if key is None:
         degrees = partial(degree_histogram, dataset.graph)
-        encoder = make_model(config, dataset.num_features, config.hidden, degrees, edge_dim_of(dataset))
+        encoder = make_model(config, dataset.num_features, config.embedding, degrees, edge_dim_of(dataset))
     else:
-        encoder = make_hetero_model(config, dataset, ends_of(key), config.hidden)
+        encoder = make_hetero_model(config, dataset, ends_of(key), config.embedding)
     edge_dim = math.prod(edges.features(EDGE_ATTR).shape[1:]) if EDGE_ATTR in edges.names else None
     sizes: dict[str, Any] = {"out_channels": task.channels, "edge_dim": edge_dim}
-    return EdgeModel(encoder, MLPDecoder(config.hidden, dropout=config.dropout, **sizes), key)  # after the seed is set
+    return EdgeModel(encoder, MLPDecoder(config.embedding, dropout=config.dropout, **sizes), key)  # after the seed is set
 
 
 def labelled_edges(config: EdgeConfig, dataset: Dataset) -> EdgeSet:

@@ -84,6 +84,7 @@ def task_of_labels(config: LabelConfig, labelled: LabelledSplits) -> LabelTask:
     unknown = sorted({config.val_split, *config.eval_splits} - {"val", "test", "train"} - set(labelled.splits))
     if unknown:
         raise ConfigError(f"{config.store} has no split {unknown[0]!r} (it has: {splits})")
-    if config.patience is not None and config.val_split not in labelled.splits:
-        raise ConfigError(f"patience needs a validation split, and {config.store} has no {config.val_split!r}: leave it out")
+    if config.needs_scores and config.val_split not in labelled.splits:
+        needs = f"{config.needs_scores} needs a validation split"
+        raise ConfigError(f"{needs}, and {config.store} has no {config.val_split!r}: leave it out")
     return LabelTask.of(labelled, config)

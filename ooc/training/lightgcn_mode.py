@@ -86,8 +86,8 @@ class LightGCNMode(Mode):
             raise ConfigError(f"{config.store} has no edges left to train on: give a smaller val and test")
         names = self.split.names
         config.check_parts(names)
-        if config.patience is not None and not (config.val_split in names and self.split.count(config.val_split)):
-            raise ConfigError("patience needs edges to validate on, and there are none: leave it out")
+        if config.needs_scores and not (config.val_split in names and self.split.count(config.val_split)):
+            raise ConfigError(f"{config.needs_scores} needs edges to validate on, and there are none: leave it out")
         self.model, self.monitor = DotDecoder(), config.monitored
         self.loss_of = LinkLoss(config.loss)
         self.budget = plan_memory(dataset)
@@ -277,7 +277,7 @@ class LightGCNMode(Mode):
         ends = after[0] >= self.config.epochs or self.run.state.total_steps + 1 >= (self.config.max_steps or 1 << 62)
         following = None if ends else self.links_of(*after)
         nodes = np.empty(0, np.int64) if following is None else following.node
-        self._rows = self.table.step(self._batch.node, self._rows, self.config.lr, nodes)
+        self._rows = self.table.step(self._batch.node, self._rows, self.lr, nodes)
         self._batch, self._now = following, None if ends else after
 
     def evaluate(self) -> dict[str, Any]:

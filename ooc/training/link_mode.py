@@ -50,7 +50,7 @@ class LinkTask(LabelTask):
 
     @classmethod
     def of_links(cls, config: LinkConfig) -> Self:
-        return cls("link", config.hidden, several=config.eval_ratio > 1)  # type: ignore[arg-type]
+        return cls("link", config.embedding, several=config.eval_ratio > 1)  # type: ignore[arg-type]
 
     @property
     def channels(self) -> int:
@@ -93,8 +93,9 @@ class LinkMode(SampledMode):
             raise ConfigError(f"{config.store} has all possible edges, so no pairs of nodes that are none to compare them with")
         self.split = self._split()
         config.check_parts(self.split.names)
-        if config.patience is not None and config.val_split not in self.split.names:
-            raise ConfigError(f"patience needs a split {config.val_split!r} of edges, which the store has not: leave it out")
+        if config.needs_scores and config.val_split not in self.split.names:
+            needs = f"{config.needs_scores} needs a split {config.val_split!r} of edges"
+            raise ConfigError(f"{needs}, which the store has not: leave it out")
         return LinkTask.of_links(config)
 
     def _split(self) -> EdgeSplit | StoredEdgeSplit:

@@ -24,6 +24,7 @@ from ooc.training.build import device_model_bytes, make_optimizer, pick_device, 
 from ooc.training.callbacks import BATCHES, Rate
 from ooc.training.compressed_gradients import CompressedGradients
 from ooc.training.data_parallel import GlobalStep
+from ooc.training.schedules import scheduled
 from ooc.training.trained_table import TrainedTable
 from ooc.training.watchers import Watchers
 
@@ -46,6 +47,10 @@ class RunState:
     """of the best epoch on validation, with those that do not choose it"""
     stale: int = 0
     """evaluations since the best one"""
+    lr_scale: float = 1.0
+    """of the learning rate, where it falls on a plateau"""
+    lr_stale: int = 0
+    """evaluations since the best one, or since it fell"""
 
     @classmethod
     def next_epoch(cls, saved: dict[str, Any]) -> Self:
@@ -230,13 +235,21 @@ class Mode(ABC):
         return loss
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip the gradients, make an optimizer step, and clear them."""
+        """Clip the gradients, make an optimizer step at the rate of the schedule, and clear them."""
+        for group in optimizer.param_groups:
+            group["lr"] = self.lr
         if self.config.grad_clip is not None:
             self.scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(self.trained(), self.config.grad_clip)
         self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the step under way."""
+        state = self.run.state
+        return self.config.lr * state.lr_scale * scheduled(self.config, state.epoch, state.step, self.steps_per_epoch)
 
     def trained(self) -> Iterable[Tensor]:
         """What has gradients in a step, which are clipped together."""

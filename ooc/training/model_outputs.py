@@ -124,7 +124,7 @@ class ModelOutputs:
             self._check_types(dataset)
             check_homogeneous(config, dataset.path)
             task = None if config.link_decoder is not None else _task(dataset, config)
-            channels = config.hidden if task is None else task.channels  # embeddings, for links
+            channels = config.embedding if task is None else task.channels  # embeddings, for links
             degrees = partial(degree_histogram, dataset.graph)
             made = make_model(config, dataset.num_features, channels, degrees, edge_dim_of(dataset))
             load_best(made, run)
@@ -196,7 +196,7 @@ def _of_types(dataset: Dataset, config: Any, run: Path, num_layers: int | None) 
     """The model of a run on a heterogeneous store, with the embedding tables of its best epoch."""
     if config.link_decoder is not None:  # embeddings of both ends
         learned = ends_of(link_type(config.edge_type, dataset))
-        nodes, task, channels = dataset.nodes(learned[0]), None, config.hidden
+        nodes, task, channels = dataset.nodes(learned[0]), None, config.embedding
     else:
         nodes = labelled_nodes(config, dataset)
         if nodes.task is None:

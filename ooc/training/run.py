@@ -129,7 +129,10 @@ class Run:
     def evaluate(self) -> dict[str, Any]:
         """Score the model; what the epoch's line says of it."""
         with self.booked("evaluate_seconds"):
-            return self.mode.evaluate()
+            before = self.state.lr_scale
+            line = self.mode.evaluate()
+            fell = self.state.lr_scale != before
+            return {**line, "lr": self.config.lr * self.state.lr_scale} if fell else line
 
     def judge(self, scores: Scores) -> bool:
         """Whether the model is the best so far by its scores on validation; then it is kept."""
@@ -143,6 +146,10 @@ class Run:
             self.best_model = {name: tensor.clone() for name, tensor in on_host(self.model.state_dict().items())}
         else:
             state.stale += 1
+        if self.config.lr_schedule == "plateau":
+            state.lr_stale = 0 if better else state.lr_stale + 1
+            if state.lr_stale >= self.config.lr_patience:
+                state.lr_scale, state.lr_stale = state.lr_scale * self.config.lr_factor, 0
         return better
 
     def end_epoch(self, more: dict[str, Any]) -> None:

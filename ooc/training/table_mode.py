@@ -81,7 +81,7 @@ class TableMode(Mode):
         self.budget, self.shape, self.resident = self.memory.budget, self.memory.shape, self.memory.resident
         self.scores = TableScores(config, self.model, self.links, self.split, self.budget.memory)
         self.loss_of = TableLoss(config, self._chunk, len(self.links.tails), len(self.links.heads))
-        self.lr_scale, self._since_better, self._checkpoint_bytes = 1.0, 0, 0
+        self._checkpoint_bytes = 0
         self._order: EpochOrder | None = None
         self._pulled: tuple[Ids, Tensor] | None = None
 
@@ -110,8 +110,7 @@ class TableMode(Mode):
         config.check_parts(self.split.names)
         if not self.train_links:
             raise ConfigError(f"{config.store} has no edges left to train on: give a smaller val and test")
-        if (config.patience is not None or config.lr_factor < 1) and not self.split.count_of(config.val_split):
-            name = "patience" if config.patience is not None else "lr_factor"
+        if (name := config.needs_scores) and not self.split.count_of(config.val_split):
             raise ConfigError(f"{name} needs edges to validate on, and there are none: leave it out")
 
     def _make_model(self) -> LinkScorer:
@@ -177,7 +176,6 @@ class TableMode(Mode):
         else:
             self._folder = own["folder"]
             files = BucketRows.open(config.out / self._folder, own["files"])
-            self.lr_scale, self._since_better = own["lr_scale"], own["since_better"]
         if own is not None and growth is not None:
             remove_tree(config.out / EDGES)  # there are others now
             files = self._grown(files, own, stream, bound)
@@ -292,18 +290,15 @@ class TableMode(Mode):
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """See `Mode`; with that of the nodes' rows."""
         assert self._pulled is not None
-        lr = self.config.lr * self.lr_scale
-        for group in optimizer.param_groups:
-            group["lr"] = lr
         super().update(optimizer)
         (at, rows), self._pulled = self._pulled, None
         assert rows.grad is not None
         gradient: NDArray[np.float32] = rows.grad.cpu().contiguous().numpy()
-        self.rows.step(self.table.packed, at, gradient, lr)
+        self.rows.step(self.table.packed, at, gradient, self.lr)
         self.table.changed()
 
     def evaluate(self) -> dict[str, Any]:
-        """ "val", "best", and where it falls the "lr" from here on."""
+        """ "val" and "best"."""
         scores = self._score(self.config.val_split)
         if scores is None:
             return {}
@@ -311,12 +306,7 @@ class TableMode(Mode):
         if best:
             self._flush()
             self.table.files.keep(BEST)
-        found: dict[str, Any] = {"val": scores, "best": best}
-        self._since_better = 0 if best else self._since_better + 1
-        if self.config.lr_factor < 1 and self._since_better >= self.config.lr_patience:
-            self.lr_scale, self._since_better = self.lr_scale * self.config.lr_factor, 0
-            found["lr"] = self.config.lr * self.lr_scale
-        return found
+        return {"val": scores, "best": best}
 
     def _score(self, split: str) -> Scores | None:
         """MRR and Hits@k of a split; None where it has no links."""
@@ -355,7 +345,7 @@ class TableMode(Mode):
     def state(self, cursor: RunState) -> dict[str, Any]:
         self._flush()
         own = {"files": self.table.files.state(), "updates": self.rows.updates, **self._about}
-        return {TABLE: {**own, "lr_scale": self.lr_scale, "since_better": self._since_better}}
+        return {TABLE: own}
 
     def commit(self) -> None:
         self.table.files.commit()

@@ -88,8 +88,9 @@ class TimeMode(Mode):
         """Raise ConfigError where there is nothing to train on, or nothing to be patient by. events: those of training."""
         self.rate = ("events", events / max(self.steps_per_epoch, 1))
         unit, counts = self.unit, self.counts_of
-        if self.config.patience is not None and not counts["val"]:
-            raise ConfigError(f"patience needs {unit} to validate on, and none is for that: leave it out, or raise `val`")
+        if self.config.needs_scores and not counts["val"]:
+            needs = f"{self.config.needs_scores} needs {unit} to validate on"
+            raise ConfigError(f"{needs}, and none is for that: leave it out, or raise `val`")
         if not self.steps_per_epoch:
             shorter = "take shorter windows, or " if unit == "windows" else ""
             none = f"of {sum(counts.values()):,} {unit} none is for that; {shorter}give `val` and `test` smaller shares"

@@ -4,7 +4,6 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
