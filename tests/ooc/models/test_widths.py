@@ -51,7 +51,9 @@ def test_jumping_knowledge_equals_pygs_models(name: str, theirs: type[BasicGNN],
     torch.testing.assert_close(model(batch.x, batch.blocks), want[[0, 59, 4]], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{"jk": mode} for mode in ("cat", "max", "lstm", "sum")] + [{"jk": "cat", "hidden": [8, 32, 4]}])
+@pytest.mark.parametrize(
+    "settings", [{"jk": mode} for mode in ("cat", "max", "lstm", "sum")] + [{"jk": "cat", "hidden": [8, 32, 4]}]
+)
 def test_a_pass_over_all_nodes_carries_the_rows_of_all_layers(settings: dict[str, Any]) -> None:
     edge_index, x = hub_graph(), torch.randn(NODES, X_CHANNELS)
     model, blocks = make(dropout=0.5, norm="layer", **settings).eval(), full_blocks(edge_index, NODES, LAYERS)

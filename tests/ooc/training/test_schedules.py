@@ -1,0 +1,110 @@
+"""Schedules of the learning rate, momentum: those of torch; runs that ended early go on with them to the bit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
+
+from ooc.config.nodes import TrainConfig
+from ooc.stores.errors import ConfigError
+from ooc.training.build import make_optimizer, model_bytes
+from ooc.training.loop import train
+from ooc.training.schedules import scheduled
+from tests.conftest import MakeStore
+from tests.ooc.runs import KillAt, Killed, configure, curve
+
+
+def settings(**more: Any) -> TrainConfig:
+    return TrainConfig(**{"store": "a.ooc", "out": "run", "lr": 0.5, "epochs": 12, **more})
+
+
+@pytest.mark.parametrize(
+    ("more", "theirs"),
+    [
+        ({"lr_schedule": "cosine"}, lambda optimizer: CosineAnnealingLR(optimizer, T_max=12 * 4)),
+        ({"lr_schedule": "step", "lr_epochs": 5, "lr_factor": 0.3}, lambda optimizer: StepLR(optimizer, 5 * 4, 0.3)),
+        ({}, lambda optimizer: StepLR(optimizer, 1000)),
+    ],
+    ids=["cosine", "step", "constant"],
+)
+def test_rates_are_those_of_torch(more: dict[str, Any], theirs: Any) -> None:
+    config, optimizer = settings(**more), torch.optim.SGD([torch.zeros(1)], lr=0.5)
+    schedule = theirs(optimizer)
+    for number in range(12 * 4):
+        rate = config.lr * scheduled(config, *divmod(number, 4), 4)
+        assert rate == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
+        optimizer.step()
+        schedule.step()
+
+
+def test_the_rate_rises_step_by_step_before_the_schedule_begins() -> None:
+    config = settings(lr_schedule="cosine", lr_warm_up=1.5)
+    found = [scheduled(config, *divmod(number, 4), 4) for number in range(12 * 4)]
+    assert found[:6] == pytest.approx([(number + 1) / 6 for number in range(6)])
+    assert found[6] == 1.0
+    assert found[6:] == sorted(found[6:], reverse=True)
+    assert 0 < found[-1] < 0.01
+
+
+@pytest.mark.parametrize(
+    "schedule", [{"lr_schedule": "cosine", "lr_warm_up": 0.5}, {"lr_schedule": "plateau", "lr_patience": 1}]
+)
+def test_a_killed_run_goes_on_with_its_schedule_to_the_bit(
+    make_store: MakeStore, tmp_path: Path, schedule: dict[str, Any]
+) -> None:
+    store, more = make_store(), {"optimizer": "sgd", "momentum": 0.9, "lr": 1.0, "epochs": 6, "checkpoint_every": 1, **schedule}
+    whole, cut = (configure(store, tmp_path / name, **more) for name in ("whole", "cut"))
+    train(whole)
+    with pytest.raises(Killed):
+        train(cut, watcher=KillAt(9))
+    train(cut, resume=True)
+    assert curve(cut.out) == curve(whole.out)
+    plain = configure(store, tmp_path / "plain", **{**more, "lr_warm_up": 0.0, "lr_schedule": "constant", "lr_patience": 5})
+    train(plain)
+    assert curve(plain.out) != curve(whole.out)
+
+
+def test_a_plateau_lowers_the_rate_and_says_so(make_store: MakeStore, tmp_path: Path) -> None:
+    """A rate so low that no score improves."""
+    more = {"lr": 1e-12, "lr_factor": 0.5, "lr_patience": 2, "epochs": 6}
+    config = configure(make_store(), tmp_path / "run", **more)
+    assert config.lr_schedule == "plateau"
+    train(config)
+    lines = [json.loads(line) for line in curve(config.out).splitlines()]
+    assert [line["lr"] for line in lines if "lr" in line] == [5e-13, 2.5e-13]
+
+
+def test_momentum_is_sgds_and_counts_for_the_memory() -> None:
+    model = torch.nn.Linear(10, 10)
+    config, plain = settings(optimizer="sgd", momentum=0.9), settings(optimizer="sgd")
+    assert make_optimizer(config, model).param_groups[0]["momentum"] == 0.9
+    assert model_bytes(config, model) - model_bytes(plain, model) == 4 * 110
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"momentum": 0.9}, "momentum applies to optimizer = sgd"),
+        ({"lr_schedule": "cosine", "lr_factor": 0.5}, "lr_factor applies to lr_schedule = step or plateau"),
+        ({"lr_epochs": 3}, "lr_epochs applies to lr_schedule = cosine or step"),
+        ({"lr_schedule": "step", "lr_patience": 2}, "lr_patience applies to lr_schedule = plateau"),
+        ({"lr_schedule": "cosine", "lr_warm_up": 12}, "lr_warm_up = 12 leaves nothing"),
+    ],
+)
+def test_settings_of_other_schedules_are_refused(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        settings(**more)
+
+
+def test_the_end_of_a_cosine_stays_where_it_was_when_there_are_more_epochs(make_store: MakeStore, tmp_path: Path) -> None:
+    from ooc.config.modes import load_config
+
+    config = configure(make_store(), tmp_path / "run", lr_schedule="cosine", epochs=2)
+    train(config)
+    saved = json.loads((config.out / "config.json").read_text())
+    assert load_config(None, {"epochs": 5}, saved).lr_epochs == 2  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="lr_epochs"):
+        train(load_config(None, {"lr_epochs": 5}, saved), resume=True)
