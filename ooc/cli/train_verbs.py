@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ooc.stores.manifest import Manifest
     from ooc.training.node_rows import WrittenRows
 
-TRAIN = flags_of_modes(classes(), without=("store", "out", "blocks"), repeatable=("features", "fanout", "eval_fanout"))
+TRAIN = flags_of_modes(classes(), without=("store", "out"), repeatable=("features", "fanout", "eval_fanout"))
 PLAN = [flag for flag in TRAIN if flag.name != "plan"]
 TrainedStore = Annotated[
     Path | None, typer.Argument(metavar="STORE", help="The store to train on.", show_default=False, parser=store_path)

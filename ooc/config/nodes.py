@@ -4,6 +4,7 @@
 because the command line builds its flags from these classes and `ooc --help` must be fast.
 """
 
+import json
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -59,6 +60,14 @@ def _widths(value: object) -> object:
     return found[0] if isinstance(found, list) and len(found) == 1 else found
 
 
+def _blocks(value: object) -> object:
+    """Parse a JSON list; other values are returned unchanged."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        raise ValueError('write it as JSON, as in [{"conv": "gat"}, {"mlp": 64}]') from None
+
+
 Widths = Annotated[Width | Annotated[list[Width], Field(min_length=1, max_length=10_000)], BeforeValidator(_widths)]
 
 
@@ -90,8 +99,9 @@ class ModelConfig(LabelConfig):
         default="none",
         description="Outputs from the rows behind all layers (jumping knowledge): cat, max, lstm or sum of them.",
     )
-    blocks: list[BlockConfig] = Field(
-        default_factory=list, description="Of each layer what differs, [[blocks]] in TOML: see the guide of models."
+    blocks: Annotated[list[BlockConfig], BeforeValidator(_blocks)] = Field(
+        default_factory=list,
+        description="Of each layer what differs (conv, norm, activation, residual, dropout, heads, mlp): [[blocks]] in TOML, or JSON.",
     )
     heads: Positive = Field(
         default=8, description="Attention heads of the hidden layers (gat, hgt, revgat); --hidden is their total width."

@@ -74,7 +74,7 @@ def parts_of(model: nn.Module, upto: int | None = None) -> Parts:
 
 def _steps(layer: Any) -> list[nn.Module]:
     """The layers that a pass has for one of the model: of a reversible one those of its groups."""
-    return layer.steps() if isinstance(layer, ReversibleLayer) else [layer]
+    return [*layer.steps()] if isinstance(layer, ReversibleLayer) else [layer]
 
 
 def layer_ends(model: Any) -> list[int]:

@@ -78,7 +78,7 @@ class CarriedJump(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         *first, last = self.jump.widths
-        own, *others = x.split([last, *first], dim=1)
+        own, *others = torch.split(x, [last, *first], dim=1)
         out: Tensor = self.decoder(self.jump([*others, own]))
         return out
 

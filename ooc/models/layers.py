@@ -192,7 +192,7 @@ def run_layers(
         out = encoder(out)
     if initial is None:
         initial = out.self_row if isinstance(out, FirstLayerAggregates) else out
-    mask = None if seeds is None else dropout_mask(out, layers[0].dropout, layers[0].training)
+    mask = None if seeds is None else dropout_mask(out, float(getattr(layers[0], "dropout", 0.0)), layers[0].training)
     kept: list[Tensor] = []
     seen = between is not None or jump is not None
     ahead = [0.0] * len(layers) if seen else [*map(dropped_ahead, layers, layers[1:]), 0.0]

@@ -163,7 +163,7 @@ def test_settings_of_another_model_are_refused(values: dict[str, object], words:
 
 def test_settings_go_with_the_models_that_take_them() -> None:
     for name, models in OF_MODEL.items():
-        value = {"rescale": False, "heads": 4, "output_heads": 2}.get(name, 0.25)
+        value = {"rescale": False, "heads": 4, "output_heads": 2, "groups": 4, "init": "kaiming"}.get(name, 0.25)
         for model in get_args(ModelName):
             if model in models:
                 assert getattr(load_config(None, {**BASE, "model": model, name: value}), name) == value
