@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from ooc.config.base import Fraction, RunConfig, Words, numbers, changed
+from ooc.config.base import Fraction, RunConfig, Words, changed, numbers
 
 
 def _class_weights(value: object) -> object:
