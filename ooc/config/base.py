@@ -149,6 +149,8 @@ class RunConfig(BaseModel):
     """Settings of every run; frozen, and saved with resolved values as RUN/config.json."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    has_techniques: ClassVar[bool] = False
+    """whether `ooc compare` has techniques against memory for such runs"""
     refused: ClassVar[tuple[str, ...]] = ()
     """settings of the class it extends that its own runs refuse"""
 

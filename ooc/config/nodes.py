@@ -101,7 +101,8 @@ class ModelConfig(LabelConfig):
     )
     blocks: Annotated[list[BlockConfig], BeforeValidator(_blocks)] = Field(
         default_factory=list,
-        description="Of each layer what differs, [[blocks]] in TOML, or JSON: conv, norm, activation, residual, dropout, heads, mlp.",
+        description="Of each layer what differs, [[blocks]] in TOML, or JSON: conv, norm, activation, residual, dropout, "
+        "heads, mlp.",
     )
     heads: Positive = Field(
         default=8, description="Attention heads of the hidden layers (gat, hgt, revgat); --hidden is their total width."
@@ -215,6 +216,8 @@ class TrainConfig(NodeConfig, SharedGradients):
     >>> TrainConfig(store="cora.ooc", out="runs/cora", model="gcn", fanout=[-1, -1]).layers
     2
     """
+
+    has_techniques: ClassVar[bool] = True
 
     rescale: bool = Field(
         default=True, description="Rescale sums over sampled edges to be unbiased (gcn, gin, gine, gcnii, appnp, sgc)."

@@ -106,6 +106,10 @@ class Prediction:
         return "embedding tables" if "tables" in self.stages else "histories"
 
 
+CLOSE = 1.1
+"""A predicted peak may be off by so much: batches keep to the memory, or are refused"""
+
+
 @dataclass(frozen=True, repr=False)
 class Plan:
     """A run's memory, what it will take, and what to change; frozen, printed by `ooc plan`, JSON by `asdict`.
@@ -127,6 +131,12 @@ class Plan:
     """the modes compared, if none was given"""
     ranks: RanksPlan | None = None
     """what several processes send, where that was asked for"""
+
+    @property
+    def needs_more(self) -> int:
+        """Bytes of memory that the run needs where it needs more than it has; 0 where it fits."""
+        peak = self.prediction.peak_rss_bytes
+        return peak if peak > CLOSE * self.budget.memory else 0
 
     def __str__(self) -> str:
         """The prediction in one line."""

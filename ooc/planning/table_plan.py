@@ -5,7 +5,7 @@ measured, and seconds are not predicted.
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ooc.planning.over_ranks import RanksPlan
 from ooc.runtime.memory_plan import MemoryPlan
@@ -49,6 +49,8 @@ class TablePlan:
     """bytes of the memory that the run does not need"""
     facts: dict[str, int] = field(default_factory=dict)
     ranks: RanksPlan | None = None
+    needs_more: ClassVar[int] = 0
+    """see `ooc.planning.run_plan.Plan`: a plan of tables fits, or there is none"""
 
     @property
     def resident_rows(self) -> int:

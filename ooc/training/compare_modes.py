@@ -11,7 +11,7 @@ from ooc.config.nodes import TrainConfig, in_mode
 from ooc.layerwise.shape import has_layers
 from ooc.planning.choose_mode import Candidate, ModeChoice, choose
 from ooc.planning.measure import batches_of
-from ooc.planning.run_plan import Plan
+from ooc.planning.run_plan import CLOSE, Plan
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.working import scratch_folder
@@ -29,8 +29,6 @@ TRIED = {
 """The modes that are compared"""
 COMPARE_SECONDS = 0.5
 """What each part of a mode's profile may take"""
-CLOSE = 1.1
-"""A prediction may be off by so much: batches keep to the memory, or are refused"""
 LOOKED_AT = 3
 """batches that show what a mode loses"""
 

@@ -105,10 +105,10 @@ def compare(
 
 def _base(config: RunConfig) -> TrainConfig:
     """The settings that runs share. Raises ConfigError if they are not of training on batches of nodes."""
-    if not isinstance(config, TrainConfig):
+    if not config.has_techniques:
         raise ConfigError(f"techniques are compared in training on batches of nodes, not in mode {config.mode}: leave it out")
     if "epochs" in config.model_fields_set:
-        return config
+        return cast(TrainConfig, config)
     values = {name: getattr(config, name) for name in config.model_fields_set}
     return cast(TrainConfig, settings_of(None, {**values, "epochs": EPOCHS}))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -96,6 +96,8 @@ class FullPlan:
     step: StepPlan
     ranks: RanksPlan | None = None
     """what several processes take, where that was asked for"""
+    needs_more: ClassVar[int] = 0
+    """see `ooc.planning.run_plan.Plan`: a plan of exact training fits, or there is none"""
 
     def __str__(self) -> str:
         """The prediction in one line."""

@@ -1,11 +1,12 @@
 """Which technique against memory would make a plan fit that does not."""
 
+from typing import cast
+
 from ooc.config.base import RunConfig
-from ooc.config.nodes import TrainConfig
 from ooc.config.techniques import PLAIN, TECHNIQUES, with_technique
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.working import scratch_folder
-from ooc.training.compare_modes import CLOSE, COMPARE_SECONDS
+from ooc.training.compare_modes import COMPARE_SECONDS
 from ooc.training.loop import planning
 from ooc.training.open_run import open_dataset
 
@@ -18,7 +19,7 @@ def technique_that_fits(config: RunConfig) -> str:
     >>> technique_that_fits(TrainConfig(store="papers.ooc", out="run", batch_size=100_000, memory="2GB"))
     '; or with technique accumulate: `batch_size=25000`, `accumulate=4`'
     """
-    if not isinstance(config, TrainConfig):
+    if not config.has_techniques:
         return ""
     with scratch_folder(None, "ooc-plan") as folder, open_dataset(config) as dataset:
         parts = None if dataset.is_hetero or dataset.graph.parts is None else len(dataset.graph.parts) - 1
@@ -26,10 +27,9 @@ def technique_that_fits(config: RunConfig) -> str:
             if name == PLAIN:
                 continue
             try:
-                made = with_technique(config, name, parts)
+                made = with_technique(cast(TrainConfig, config), name, parts)
                 with planning(made, folder / name, dataset) as mode:
-                    found = mode.predict(COMPARE_SECONDS, variants=False).prediction
-                    fits = found.peak_rss_bytes <= CLOSE * mode.batch_budget.memory
+                    fits = not mode.predict(COMPARE_SECONDS, variants=False).needs_more
             except (BudgetError, ConfigError):
                 continue
             if fits:

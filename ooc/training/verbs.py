@@ -16,7 +16,7 @@ from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import loop
 from ooc.training.callbacks import Callback
-from ooc.training.compare_modes import CLOSE, compare
+from ooc.training.compare_modes import compare
 from ooc.training.full_mode import FullPlan
 from ooc.training.technique_that_fits import technique_that_fits
 from ooc.training.watchers import terminal_watcher
@@ -119,8 +119,8 @@ def plan_of(config: RunConfig, nproc: int = 1, bandwidth: int | str = BANDWIDTH)
         found = cast("Plan | FullPlan | TablePlan", loop.plan(config, nproc, parse_bytes(bandwidth, "bandwidth")))
     except BudgetError as error:
         raise BudgetError(f"{error}{technique_that_fits(config)}") from error
-    if isinstance(found, Plan) and found.prediction.peak_rss_bytes > CLOSE * found.budget.memory:
-        enough = format_bytes(found.prediction.peak_rss_bytes)
-        advice = f"The predicted peak is above the memory: give {enough}, or a smaller batch{technique_that_fits(config)}."
-        return replace(found, advice=f"{advice} {found.advice}")
-    return found
+    if not found.needs_more:
+        return found
+    enough = format_bytes(found.needs_more)
+    advice = f"The predicted peak is above the memory: give {enough}, or a smaller batch{technique_that_fits(config)}."
+    return replace(cast(Plan, found), advice=f"{advice} {cast(Plan, found).advice}")

@@ -66,9 +66,10 @@ def off(found: NDArray[np.float64], exact: NDArray[np.float64]) -> dict[str, flo
 def differences(data: Path, out: Path, name: str, seeds: int) -> dict[str, dict[str, float]]:
     """Kind -> `off` of the mean curve over the seeds."""
     curves = {
-        kind: np.mean([curve(data, out, name, kind, seed) for seed in range(seeds)], axis=0, dtype=np.float64) for kind in KINDS
+        kind: np.asarray(np.mean([curve(data, out, name, kind, seed) for seed in range(seeds)], axis=0), np.float64)
+        for kind in KINDS
     }
-    others = np.mean([curve(data, out, name, None, 100 + seed) for seed in range(seeds)], axis=0, dtype=np.float64)
+    others = np.asarray(np.mean([curve(data, out, name, None, 100 + seed) for seed in range(seeds)], axis=0), np.float64)
     found = {str(kind): off(curves[kind], curves[None]) for kind in KINDS[1:]}
     return {**found, "exact, other seeds": off(others, curves[None])}
 
