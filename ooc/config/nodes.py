@@ -101,8 +101,7 @@ class ModelConfig(LabelConfig):
     )
     blocks: Annotated[list[BlockConfig], BeforeValidator(_blocks)] = Field(
         default_factory=list,
-        description="Of each layer what differs, [[blocks]] in TOML, or JSON: conv, norm, activation, residual, dropout, "
-        "heads, mlp.",
+        description="Of each layer what differs: conv, norm, activation, residual, dropout, heads, mlp; [[blocks]] in TOML.",
     )
     heads: Positive = Field(
         default=8, description="Attention heads of the hidden layers (gat, hgt, revgat); --hidden is their total width."

@@ -3,6 +3,7 @@
 from typing import cast
 
 from ooc.config.base import RunConfig
+from ooc.config.nodes import TrainConfig
 from ooc.config.techniques import PLAIN, TECHNIQUES, with_technique
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.working import scratch_folder

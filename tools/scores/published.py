@@ -6,11 +6,12 @@
     python -m tools.scores.published full DATA OUT                  # mode full: see tools/scores/full_batch.py
     python -m tools.scores.published events DATA OUT                # event streams: see tools/scores/events.py
     python -m tools.scores.published acm DATA/acm OUT               # heterogeneous: see tools/scores/hetero.py
+    python -m tools.scores.published deep DATA OUT                  # 28 reversible layers: see tools/scores/deep.py
     python -m tools.scores.published labor DATA OUT                 # LABOR beside neighbor sampling: see tools/scores/labor.py
     python -m tools.scores.published reduced DATA OUT               # narrower features: see tools/scores/reduced.py
 
 DATA has `{cora,citeseer,pubmed}.npz` or `tolokers.npz` (x, y, edge_index and masks; see `ooc ingest --npz`), for modes, full,
-labor and reduced in `planetoid/` and `tolokers/`, for events `collegemsg/CollegeMsg.txt`. Prints JSON.
+labor, reduced and deep in `planetoid/` and `tolokers/`, for events `collegemsg/CollegeMsg.txt`. Prints JSON.
 
 Published: GCN accuracy 81.5, 70.3, 79.0 (Kipf & Welling, 2017); tolokers SAGE ROC AUC 82.43 (Platonov et al., 2023).
 """
@@ -22,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tools.scores import events, hetero, labor, reduced
+from tools.scores import deep, events, hetero, labor, reduced
 from tools.scores.full_batch import accuracy, curves
 from tools.scores.kept import spread
 from tools.scores.modes import modes
@@ -73,7 +74,8 @@ def tolokers(data: Path, out: Path, runs: int) -> dict[str, list[float]]:
 def main() -> None:
     """Parse the command line, train, print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["planetoid", "tolokers", "modes", "full", "events", "acm", "labor", "reduced"])
+    names = ["planetoid", "tolokers", "modes", "full", "events", "acm", "labor", "reduced", "deep"]
+    parser.add_argument("what", choices=names)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--runs", type=int, default=10, help="seeds or splits")
@@ -86,6 +88,9 @@ def main() -> None:
     seeds = list(range(a.runs)) if a.seed is None else [a.seed]
     if a.what == "modes":
         print(json.dumps(modes(a.data, a.out, seeds, a.only), indent=1))
+        return
+    if a.what == "deep":
+        print(json.dumps(deep.scores(a.data, a.out, seeds), indent=1))
         return
     if a.what in ("labor", "reduced"):
         scored = (labor if a.what == "labor" else reduced).scores(a.data, a.out, seeds, a.only)
