@@ -390,6 +390,7 @@ def test_shares_of_the_memory_stand_in_its_plan() -> None:
 COMMANDS = {
     "ooc.config.topics": "headings of the help",
     "ooc.planning.choose_mode": "the command line of the recommended mode, in a plan's JSON",
+    "ooc.training.comparison": "the command line of a run in a process of its own",
 }
 """Modules below the command line whose strings name flags, and why."""
 

@@ -204,7 +204,7 @@ def compare(
     seeds: Annotated[int, typer.Option("--seeds", help="Runs of each technique.")] = 1,
     **flags: Any,
 ) -> None:
-    """Train briefly with each technique against memory, and compare accuracy, memory, time and bytes.
+    """Compare techniques against memory, each in a short training.
 
     Every technique trains the same model from the same settings, 10 epochs unless --epochs says, in a process of its own.
     Writes OUT/comparison.html with a chart, and OUT/comparison.json. What is finished in OUT is not trained again.

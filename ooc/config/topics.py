@@ -6,7 +6,7 @@ Topics = Mapping[str, tuple[str, str]]
 """topic -> (names of the settings that the short help shows, names of the others)"""
 
 TRAIN: Topics = {
-    "Run": ("store out config resume seed log", "grown plan tensorboard checkpoint_every"),
+    "Run": ("store out config resume seed", "log grown plan tensorboard checkpoint_every"),
     "Mode and batches": (
         "mode fanout batch_size sampler window num_neighbors",
         "layer_dependency batch_dependency importance stride by strategy replace weight_attr shuffle_block accumulate",
