@@ -26,7 +26,7 @@ CASES: dict[str, tuple[Settings, Settings]] = {
     ),
     "public": (
         {},
-        {"model": "gcn", "hidden": 16, "layers": 2, "fanout": [-1, -1], "dropout": 0.5, "batch_size": 1024, "lr": 0.01}
+        {"model": "gcn", "hidden": 16, "layers": 2, "fanout": [-1, -1], "dropout": 0.5, "batch_size": 1024, "lr": 0.05}
         | {"epochs": 200, "eval_every": 10, "weight_decay": 5e-4},
     ),
 }
