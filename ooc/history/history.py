@@ -31,7 +31,6 @@ from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.errors import BudgetError, OocError
 from ooc.stores.sizes import format_bytes
 
-_LOWER = "use `history_dtype='float32'`, or lower `lr` if it diverges"
 LateRows = Callable[[], Sequence[AnyArray]]
 """() -> the rows of a push"""
 
@@ -460,14 +459,16 @@ class History:
         if to.dtype == np.int8:
             codes = as_int8(rows)
             if codes is None:
-                raise OocError(f"a hidden row holds a number that is not finite: {_LOWER}")
+                raise OocError("a hidden row holds a number that is not finite: lower `lr`, as the run diverges")
             return codes
         if to.dtype != np.float16:
             return np.ascontiguousarray(rows, to.dtype)
         half = torch.from_numpy(np.ascontiguousarray(rows)).half()  # to the same bits as numpy does, in a ninth of its time
         stored: AnyArray = half.numpy()
         if not np.isfinite(stored).all():
-            raise OocError(f"a hidden row holds a number that float16 cannot: {_LOWER}")
+            raise OocError(
+                "a hidden row holds a number that float16 cannot: use `history_dtype='float32'`, or lower `lr` if it diverges"
+            )
         return stored
 
 

@@ -63,13 +63,16 @@ def off(found: NDArray[np.float64], exact: NDArray[np.float64]) -> dict[str, flo
     return {"mean": round(abs(share).mean(), 2), "most": round(abs(share).max(), 2), f"last {LAST}": round(last, 2)}
 
 
+def _mean(curves: list[list[float]]) -> NDArray[np.float64]:
+    """The mean of some curves, by epoch."""
+    found: NDArray[np.float64] = np.array(curves).mean(axis=0)
+    return found
+
+
 def differences(data: Path, out: Path, name: str, seeds: int) -> dict[str, dict[str, float]]:
     """Kind -> `off` of the mean curve over the seeds."""
-    curves = {
-        kind: np.asarray(np.mean([curve(data, out, name, kind, seed) for seed in range(seeds)], axis=0), np.float64)
-        for kind in KINDS
-    }
-    others = np.asarray(np.mean([curve(data, out, name, None, 100 + seed) for seed in range(seeds)], axis=0), np.float64)
+    curves = {kind: _mean([curve(data, out, name, kind, seed) for seed in range(seeds)]) for kind in KINDS}
+    others = _mean([curve(data, out, name, None, 100 + seed) for seed in range(seeds)])
     found = {str(kind): off(curves[kind], curves[None]) for kind in KINDS[1:]}
     return {**found, "exact, other seeds": off(others, curves[None])}
 

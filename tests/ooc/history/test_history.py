@@ -206,7 +206,7 @@ def test_numbers_that_are_not_finite_are_reported_by_int8(tmp_path: Path) -> Non
     history = History.create(tmp_path / "h", N, WIDTHS, "int8", lag=0, max_bytes=10**6, engine="pread")
     history.push(0, nodes_of({0}), [np.full((10, width), 1e30, np.float32) for width in WIDTHS])
     for number in (np.nan, np.inf):
-        with pytest.raises(OocError, match="not finite: use `history_dtype='float32'`"):
+        with pytest.raises(OocError, match="not finite: lower `lr`"):
             history.push(1, nodes_of({0}), [np.full((10, width), number, np.float32) for width in WIDTHS])
     history.close()
 
