@@ -241,11 +241,11 @@ def test_an_append_of_several_types_and_its_compaction_are_killed_anywhere(quick
 def test_what_does_not_fit_is_refused(tmp_path: Path, given: dict[str, Any], says: str) -> None:
     path = first_lot(tmp_path)
     pq.write_table(pa.table({"src": [user(0)], "dst": [1], "id": [1]}), tmp_path / "new.parquet")
-    files = {
+    own: dict[str, Any] = {
         name: {key: tmp_path / file for key, file in value.items()} for name, value in given.items() if value != "new.parquet"
     }
-    files |= {name: str(tmp_path / value) for name, value in given.items() if value == "new.parquet"}
+    own |= {name: str(tmp_path / value) for name, value in given.items() if value == "new.parquet"}
     before = fingerprint(path)
     with pytest.raises(ConfigError, match=says):
-        ooc.append(path, **files)
+        ooc.append(path, **own)
     assert fingerprint(path) == before
