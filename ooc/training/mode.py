@@ -53,9 +53,16 @@ class RunState:
     """evaluations since the best one, or since it fell"""
 
     @classmethod
+    def of(cls, saved: dict[str, Any]) -> Self:
+        """That of a checkpoint. Earlier versions had schedules in mode table alone, whose numbers were beside its files."""
+        table = saved.get("table") or {}
+        names = {"lr_scale": "lr_scale", "since_better": "lr_stale"}
+        return cls(**{**{names[name]: table[name] for name in names if name in table}, **saved["state"]})
+
+    @classmethod
     def next_epoch(cls, saved: dict[str, Any]) -> Self:
         """That of a checkpoint, at the beginning of the epoch that is the first to see what is new in the store."""
-        state = cls(**saved["state"])
+        state = cls.of(saved)
         state.epoch, state.step, state.loss_sum = state.epoch + (state.step > 0), 0, 0.0
         state.best_scores = None  # of the store as it was
         return state

@@ -262,7 +262,7 @@ class Run:
         self.optimizer.load_state_dict(saved["optimizer"])
         self.best_model, self.spent_before = saved["best_model"], saved["spent"]
         self.mode.compressed.load(saved.get("compressed"), self.mode.device)
-        self.state = RunState(**saved["state"])
+        self.state = RunState.of(saved)
 
 
 def environment(mode: Mode) -> dict[str, Any]:

@@ -164,6 +164,29 @@ def test_a_killed_run_goes_on_to_the_bit(store: Path, tmp_path: Path, few: None,
     assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
 
 
+def test_a_run_of_an_earlier_version_keeps_how_far_its_learning_rate_had_fallen(store: Path, tmp_path: Path) -> None:
+    """There it was among the table's own state, and config.json had no schedule."""
+    settings = {**DISK, "checkpoint_every": 7, "lr": 1e-6, "lr_factor": 0.5, "lr_patience": 1, "eval_every": 1, "epochs": 4}
+    train(table_config(store, tmp_path / "whole", **settings))
+    lines = [json.loads(line) for line in curve(tmp_path / "whole").splitlines()]
+    ends = [number for number, line in enumerate(lines) if "val" in line]
+    assert "lr" in lines[ends[-2]]
+    config = table_config(store, tmp_path / "run", **settings)
+    with pytest.raises(Killed):
+        train(config, watcher=KillAt(lines[ends[-1] - 1]["step"] - 1))
+    saved = checkpoint.load(config.out)
+    assert saved is not None
+    assert saved["state"]["lr_scale"] < 1
+    saved["table"] |= {"lr_scale": saved["state"].pop("lr_scale"), "since_better": saved["state"].pop("lr_stale")}
+    checkpoint.save(config.out, saved)
+    given = json.loads((config.out / "config.json").read_text())
+    for name in ("lr_schedule", "lr_warm_up", "lr_epochs", "momentum"):
+        del given[name]
+    (config.out / "config.json").write_text(json.dumps(given))
+    train(config, resume=True)
+    assert curve(config.out) == curve(tmp_path / "whole")
+
+
 def test_ctrl_c_keeps_a_checkpoint(store: Path, tmp_path: Path, few: None) -> None:
     train(table_config(store, tmp_path / "whole", **DISK))
     with pytest.raises(KeyboardInterrupt):
