@@ -81,7 +81,7 @@ def compare(
         A `Trial` of every technique, that of the settings as given first; also written to OUT/comparison.json.
 
     Raises:
-        ConfigError: If a technique is unknown, or the settings do not fit the store.
+        ConfigError: If a technique is unknown, the settings do not fit the store, or `out` holds something else.
 
     >>> for trial in ooc.compare(store="tolokers.ooc", out="runs/compare", techniques="labor,history"):
     ...     print(trial.technique, trial.score, trial.peak_rss_bytes)
@@ -91,6 +91,7 @@ def compare(
     if seeds < 1:
         raise ConfigError(f"seeds = {seeds} is invalid: give a number of runs")
     parts = _parts_of(base)
+    _claim(base.out)
     trials = []
     for name in names:
         trial = _trial(base, name, parts, seeds, progress)
@@ -111,6 +112,15 @@ def _base(config: RunConfig) -> TrainConfig:
         return cast(TrainConfig, config)
     values = {name: getattr(config, name) for name in config.model_fields_set}
     return cast(TrainConfig, settings_of(None, {**values, "epochs": EPOCHS}))
+
+
+def _claim(out: Path) -> None:
+    """Make the directory of a comparison. Raises ConfigError where there is something else, as runs in it are replaced."""
+    if os.path.lexists(out) and not (out / RESULT).exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError(f"{out} exists already and is not of `ooc compare`: choose another `out`")
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / RESULT).exists():
+        write_file(out / RESULT, b"[]")
 
 
 def _parts_of(config: TrainConfig) -> int | None:

@@ -55,6 +55,16 @@ def test_settings_that_cannot_be_compared_are_refused(make_store: MakeStore, tmp
     assert not (tmp_path / "a").exists()
 
 
+def test_a_directory_of_other_runs_stays_as_it_is(make_store: MakeStore, tmp_path: Path) -> None:
+    store, run = make_store(), tmp_path / "runs" / "plain"
+    run.mkdir(parents=True)
+    (run / "model.pt").write_bytes(b"of days")
+    for out in (tmp_path / "runs", run / "model.pt"):
+        with pytest.raises(ConfigError, match="is not of `ooc compare`: choose another `out`"):
+            ooc.compare(store=store, out=out, techniques="labor")
+    assert (run / "model.pt").read_bytes() == b"of days"
+
+
 def test_the_table_and_the_page_hold_every_trial(tmp_path: Path) -> None:
     table = comparison_table(TRIALS)
     assert [len(column._cells) for column in table.columns] == [3] * 6
