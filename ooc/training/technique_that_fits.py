@@ -39,7 +39,14 @@ def technique_that_fits(config: RunConfig) -> str:
 
 
 def _changes(config: RunConfig, made: RunConfig) -> str:
-    """The settings that differ, as `name=value`."""
+    """The settings that differ, as `name=value`, and those that do not apply, with the layers where a fan-out gave them.
+
+    >>> _changes(TrainConfig(store="a.ooc", out="run", fanout=[9, 9, 9]), made)
+    '`mode=cluster`, `layers=3`, `parts=16`, without `fanout`'
+    """
+    given = config.model_fields_set - made.model_fields_set
+    left_out = [f"`{name}`" for name in type(config).model_fields if name in given]
     names = [name for name in type(made).model_fields if name in made.model_fields_set]
-    changed = {name: getattr(made, name) for name in names if getattr(made, name) != getattr(config, name, None)}
-    return ", ".join(f"`{name}={value}`" for name, value in changed.items())
+    names = [name for name in names if getattr(made, name) != getattr(config, name, None) or (left_out and name == "layers")]
+    changed = ", ".join(f"`{name}={getattr(made, name)}`" for name in names)
+    return f"{changed}, without {', '.join(left_out)}" if left_out else changed

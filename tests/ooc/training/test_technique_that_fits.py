@@ -10,7 +10,10 @@ import torch
 from torch_geometric.data import Data
 
 import ooc
+from ooc.config.nodes import TrainConfig
+from ooc.config.techniques import with_technique
 from ooc.stores.errors import BudgetError
+from ooc.training.technique_that_fits import _changes
 from tests.ooc.runs import tight
 
 
@@ -34,6 +37,13 @@ def test_the_technique_that_a_plan_names_fits(tmp_path: Path) -> None:
         given = {name: value for name, value in given.items() if changed.get("mode") is None or name != "fanout"}
         assert ooc.plan(**{**given, **changed}).prediction.peak_rss_bytes <= 1.1 * int(given["memory"])
     assert not (tmp_path / "run").exists()
+
+
+def test_settings_that_do_not_apply_are_named_with_the_depth_that_they_gave() -> None:
+    config = TrainConfig(store=Path("a.ooc"), out=Path("run"), fanout=[9, 9, 9], mode="sampled")
+    found = _changes(config, with_technique(config, "cluster", None))
+    assert found == "`mode=cluster`, `layers=3`, `parts=16`, without `fanout`"
+    assert _changes(config, with_technique(config, "bf16", None)) == "`precision=bf16`"
 
 
 def _named(settings: dict[str, Any]) -> str:
