@@ -5,6 +5,7 @@ because the command line builds its flags from these classes and `ooc --help` mu
 """
 
 import json
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -56,7 +57,7 @@ _NOT_REVERSIBLE = {
 
 def _widths(value: object) -> object:
     """A single width as a number."""
-    found = numbers(value)
+    found = numbers(list(value) if isinstance(value, tuple) else value)
     return found[0] if isinstance(found, list) and len(found) == 1 else found
 
 
@@ -139,6 +140,11 @@ class ModelConfig(LabelConfig):
         return self.hidden if isinstance(self.hidden, int) else self.hidden[-1]
 
     @property
+    def convs(self) -> set[str]:
+        """The models that layers are of."""
+        return {block.conv or self.model for block in self.blocks} or {self.model}
+
+    @property
     def link_decoder(self) -> str | None:
         """What scores pairs of nodes by the model's outputs, which are embeddings then; None where these are of labels."""
         return None
@@ -150,7 +156,9 @@ class ModelConfig(LabelConfig):
         if not isinstance(values, dict) or values.get("layers") is not None or values.get("fanout"):
             return values
         blocks, hidden = values.get("blocks"), _widths(values.get("hidden"))
-        if isinstance(blocks, list) and blocks:
+        with suppress(ValueError):  # it is refused where it is parsed
+            blocks = _blocks(blocks)
+        if isinstance(blocks, list | tuple) and blocks:
             return {**values, "layers": len(blocks)}
         if isinstance(hidden, list):
             more = values.get("jk") in (None, "none") and not cls.gives_hidden
@@ -373,6 +381,11 @@ class TrainConfig(NodeConfig, SharedGradients):
     def _check_compress(self) -> None:
         if self.compress is None:
             return
+        if self.is_reversible:
+            raise ValueError(
+                f"compress does not apply to model {self.model}, whose layers keep no activations for the backward pass: leave "
+                "it out"
+            )
         if self.activation_checkpointing:
             raise ValueError("compress and activation_checkpointing save the same memory: leave one of them out")
         if self.compile:

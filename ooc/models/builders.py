@@ -117,8 +117,8 @@ def build_model(
         jk: "cat", "max", "lstm" or "sum" of the rows behind all layers, and a linear map, in place of the last layer's rows; of
             sage, gcn, gat, gin and gine.
         blocks: What is otherwise in each layer, of the same models: a mapping for each, with any of conv (a model's name),
-            norm, activation ("relu", "elu", "leaky_relu", "gelu", "tanh" or "none"), residual, dropout, heads, and mlp, the
-            inner width of a two-layer perceptron behind the layer.
+            norm, activation ("relu", "elu", "leaky_relu", "gelu", "tanh" or "none"), residual, dropout, heads (of gat; those of
+            the last layer are averaged), and mlp, the inner width of a two-layer perceptron behind the layer.
 
     Raises:
         ConfigError: If a value is invalid.
@@ -141,10 +141,6 @@ def build_model(
         make_conv = partial(_conv_of_group, REVERSIBLE[name], heads, rescale)
         sizes = (in_channels, hidden_channels, out_channels), num_layers, groups
         return Model(*build_reversible(name, *sizes, (input_dropout, dropout), norm, make_conv))
-    if name == "gine" and not edge_dim:
-        raise ConfigError(
-            "gine takes edge features: give edge_dim, their number, as of a store with the edge feature edge_attr"
-        )
     widths = _widths(hidden_channels, num_layers, jk != "none")
     defaults = LayerSettings(name, norm, None, residual, dropout, heads, output_heads, None, rescale, edge_dim or 0)
     settings = _settings(defaults, blocks, num_layers, input_dropout)
@@ -195,6 +191,10 @@ def _settings(
             raise ConfigError(f"block {index + 1} has {unknown[0]!r}: a block has {', '.join(sorted(_OF_BLOCK))}")
         if own.get("conv", defaults.conv) not in PLAIN:
             raise ConfigError(f"block {index + 1} has conv {own['conv']!r}: use {', '.join(PLAIN)}")
+        if "heads" in own:
+            if own.get("conv", defaults.conv) != "gat":
+                raise ConfigError(f"block {index + 1} has heads, which apply to conv gat: leave them out")
+            own["output_heads"] = own["heads"]
         usual = {"dropout": defaults.dropout if index else input_dropout}
         found.append((replace(defaults, **{**usual, **own}), frozenset(own)))
     return found
@@ -282,6 +282,10 @@ def _make_conv(own: LayerSettings, width_in: int, width_out: int, last: bool) ->
         # A binary task would otherwise depend on a single hidden unit, which a dead ReLU could silence.
         return BlockGINConv(width_in, width_out, own.rescale, inner=width_in if last else None)
     if name == "gine":
+        if not own.edge_dim:
+            raise ConfigError(
+                "gine takes edge features: give edge_dim, their number, as of a store with the edge feature edge_attr"
+            )
         return BlockGINEConv(width_in, width_out, own.edge_dim, own.rescale, inner=width_in if last else None)
     if last:
         return BlockGATConv(width_in, width_out, heads=own.output_heads, concat=False, dropout=own.dropout)

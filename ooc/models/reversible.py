@@ -98,19 +98,11 @@ class GroupStep(nn.Module):
         return self.block.conv
 
     def forward(self, x: Tensor, block: Block) -> Tensor:
-        return self._changed(x, block, 1)
-
-    def inverse(self, y: Tensor, block: Block) -> Tensor:
-        """The destinations' rows before the step, [num_dst, c], from all sources' rows behind it, y [num_src, c]."""
-        return self._changed(y, block, -1)
-
-    def _changed(self, x: Tensor, block: Block, sign: int) -> Tensor:
-        """The destinations' rows with their group plus `sign` times what the block makes of the sources' rows x."""
         mask = dropout_mask(x, self.dropout, self.block.training)
         read, parts = x.chunk(self.groups, dim=1), list(x[: block.num_dst].chunk(self.groups, dim=1))
         rows = sum(read[2:], start=read[1]) if self.group == 0 else read[self.group - 1]
         own_mask = None if mask is None else mask.chunk(self.groups, dim=1)[self.group]
-        parts[self.group] = parts[self.group] + sign * self.block(rows, block, own_mask)
+        parts[self.group] = parts[self.group] + self.block(rows, block, own_mask)
         return torch.cat(parts, dim=1)
 
     def extra_repr(self) -> str:

@@ -144,7 +144,7 @@ class BatchMode(BatchPlanning):
 
     def _activations(self) -> float:
         """A batch's activations, of what they are without compression."""
-        if self.config.compress is None or self.config.model in _BY_EDGE or ":" in self.config.model:
+        if self.config.compress is None or self.config.convs & {*_BY_EDGE} or ":" in self.config.model:
             return 1.0
         return compressed_share(kept_share(self.config.compress), self.config.layers, self.whole_subgraphs)
 

@@ -120,7 +120,7 @@ def _model_of_rows(
             raise ConfigError(f"model {config.model} has {count} layers, and layers is {config.layers}: give `layers={count}`")
         return made
     check_homogeneous(config, config.store)
-    if config.model == "gine" and not edge_dim:
+    if "gine" in config.convs and not edge_dim:
         raise ConfigError(
             f"gine takes edge features, and {config.store} has none called edge_attr: ingest it with `edge_features`, as in "
             "edge_attr=f*"

@@ -90,18 +90,16 @@ def test_sampled_batches_are_the_sampled_graph_and_their_gradients_those_of_stor
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_steps_of_groups_are_the_layer_and_lead_back(name: str) -> None:
+def test_steps_of_groups_are_the_layer(name: str) -> None:
     edge_index, h = hub_graph(), torch.randn(NODES, 64)
     (block,) = full_blocks(edge_index, NODES, 1)
     model = make(name, 1, groups=4, hidden=64)
     (layer,) = model.layers
     with evaluating(model):
-        rows = [h]
+        rows = h
         for step in layer.steps():
-            rows.append(step(rows[-1], block))
-        torch.testing.assert_close(rows[-1], layer(h.clone(), block))
-        for step, before, after in reversed(list(zip(layer.steps(), rows[:-1], rows[1:], strict=True))):
-            torch.testing.assert_close(step.inverse(after, block), before, atol=1e-5, rtol=1e-5)
+            rows = step(rows, block)
+        torch.testing.assert_close(rows, layer(h.clone(), block))
 
 
 def peak(name: str, layers: int, stores: bool) -> int:

@@ -112,6 +112,11 @@ def test_blocks_are_what_they_say() -> None:
     torch.testing.assert_close(model(x, [block] * LAYERS), last(second(h, block), block))
 
 
+def test_heads_of_a_last_block_are_averaged() -> None:
+    last = make(blocks=[{}, {}, {"conv": "gat", "heads": 2}]).layers[-1]
+    assert (last.conv.heads, last.conv.concat) == (2, False)
+
+
 @pytest.mark.parametrize("name", ["kaiming", "xavier"])
 def test_matrices_are_drawn_within_their_bounds(name: str) -> None:
     model = initialize(make("sage", hidden=256), name)  # type: ignore[arg-type]
@@ -135,6 +140,8 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"blocks": [{"conv": "appnp"}] * 3}, "conv 'appnp'"),
         ({"blocks": [{"activation": "sine"}] * 3}, "activation 'sine'"),
         ({"blocks": [{"width": 3}] * 3}, "'width'"),
+        ({"blocks": [{}, {"heads": 4}, {}]}, "block 2 has heads, which apply to conv gat"),
+        ({"blocks": [{"conv": "gine"}, {}, {}]}, "gine takes edge features"),
         ({"name": "gat", "hidden": [16, 6]}, "4 heads"),
     ):
         with pytest.raises(ConfigError, match=said):

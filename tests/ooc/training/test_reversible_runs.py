@@ -75,6 +75,7 @@ def test_what_a_mode_cannot_do_is_refused_in_a_line(make_store: MakeStore, tmp_p
         ({"model": "revsage", "mode": "history"}, "histories cannot stand"),
         ({"model": "revsage", "residual": True}, "residual does not apply"),
         ({"model": "revsage", "precision": "bf16"}, "precision does not apply"),
+        ({"model": "revsage", "compress": "int8"}, "compress does not apply to model revsage"),
         ({"model": "sage", "groups": 4}, "groups does not apply to model sage"),
         ({"model": "gcnii", "jk": "cat"}, "jk applies to models sage"),
         ({"model": "appnp", "hidden": "16,8"}, "a width for each layer applies to models"),
@@ -89,6 +90,8 @@ def test_layers_follow_from_the_widths() -> None:
     base: dict[str, Any] = {"store": "a.ooc", "out": "run"}
     assert TrainConfig(**base, hidden="256,64,256").layers == 4
     assert TrainConfig(**base, hidden="256,64,256", jk="cat").layers == 3
+    assert TrainConfig(**base, hidden=(256, 64, 256)).layers == 4
     assert TrainConfig(**base, hidden="64").hidden == 64
+    assert TrainConfig(**base, blocks='[{"conv": "gat"}, {}, {}]').layers == 3
     assert FullConfig(**base, blocks=[{"conv": "gat"}, {}]).layers == 2
     assert TrainConfig(**base, model="revsage", layers=112).fanout == [10, 10]
