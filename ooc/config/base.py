@@ -372,6 +372,8 @@ def parse(model: type[Settings], values: Mapping[str, Any], where: str = "") -> 
         if not key:
             raise ConfigError(f"{where}{message}") from None
         message = message.split(", unable to parse")[0]
+        if fault["type"] == "extra_forbidden" and len(fault["loc"]) > 1:
+            message = f"{fault['loc'][-1]!r} is no setting there"
         if (key, fault["type"]) == ("model", "string_type"):
             message = "expected the name of a model or of a class, as in package.module:Class"
         for other in faults[1:]:  # alternatives, such as a number or a word

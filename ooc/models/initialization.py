@@ -32,6 +32,8 @@ def initialize(model: Module, name: Initialization = "default") -> Module:
         for kind, parameter in module.named_parameters(recurse=False):
             if kind.startswith("weight") and parameter.dim() > 1:
                 _draw(parameter, name)
+            elif kind == "root" and parameter.dim() == 2:  # of R-GCN, [in, out]
+                _draw(parameter.mT, name)
             elif kind == "bias" and isinstance(module, nn.Linear | Linear):
                 parameter.zero_()
     return model

@@ -158,7 +158,7 @@ class TableMode(Mode):
     def steps_per_epoch(self) -> int:
         if self.edges is None:  # as if all were of one pair
             return -(-self.train_links // self.config.batch_size)
-        return int((-(-self.edges.counts() // self.config.batch_size)).sum())
+        return self._steps
 
     @property
     def seeds_per_step(self) -> int:
@@ -221,6 +221,7 @@ class TableMode(Mode):
         else:
             edges = BucketEdges.sort(path, shape, self._training(), config.seed, self.memory.sort_bytes)
         self.edges = self.opened.enter_context(closing(edges))
+        self._steps = int((-(-edges.counts() // config.batch_size)).sum())
         self.rate = ("edges", self.train_links / self.steps_per_epoch)
 
     def _training(self) -> Iterator[Piece]:

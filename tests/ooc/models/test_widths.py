@@ -12,6 +12,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from ooc.graph.blocks import Block
 from ooc.layerwise.shape import parts_of
 from ooc.models.builders import Model, build_model, full_blocks
+from ooc.models.hetero import build_hetero_model
 from ooc.models.initialization import initialize
 from ooc.stores.errors import ConfigError
 from tests.ooc.graphs import hub_graph, sample
@@ -127,6 +128,17 @@ def test_matrices_are_drawn_within_their_bounds(name: str) -> None:
             assert 0.8 * bound < float(lin.weight.abs().max()) <= bound
         assert not layer.conv.lin_l.bias.any()
     assert initialize(model, "default") is model
+
+
+def test_matrices_of_edge_types_and_of_the_node_itself_are_drawn_too() -> None:
+    metadata = ["a", "b"], [("a", "x", "b"), ("b", "y", "a")]
+    sizes = {"hidden_channels": 16, "out_channels": 64, "num_layers": 1}
+    model = build_hetero_model("rgcn", {"a": 16, "b": 16}, metadata=metadata, node_type="a", **sizes)  # type: ignore[arg-type]
+    root = model.layers[-1].conv.root
+    assert root.shape == (16, 64)
+    for name, bound in (("kaiming", (6 / 16) ** 0.5), ("xavier", (6 / 80) ** 0.5)):
+        initialize(model, name)  # type: ignore[arg-type]
+        assert 0.9 * bound < float(root.abs().max()) <= bound
 
 
 def test_what_does_not_fit_is_refused() -> None:
