@@ -49,6 +49,8 @@ class CompressedTensor(NamedTuple):
 
 def compresses(tensor: Tensor) -> bool:
     """Whether a tensor that autograd keeps is worth compressing: a wide matrix of floats, or a mask, of many elements."""
+    if tensor.layout is not torch.strided:
+        return False
     repeats = tensor.nbytes > tensor.untyped_storage().nbytes()  # an expanded one takes less than its elements
     wide = tensor.dtype in _FLOATS and tensor.dim() >= 2 and tensor.size(-1) >= NARROW
     return tensor.numel() >= LEAST and not repeats and (wide or tensor.dtype is torch.bool)
@@ -84,9 +86,9 @@ class _Compressor:
         self._seen: dict[int, tuple[Any, dict[Any, CompressedTensor]]] = {}
 
     def pack(self, tensor: Tensor) -> Tensor | CompressedTensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() in self._own or not compresses(tensor):
+        if not compresses(tensor) or tensor.untyped_storage().data_ptr() in self._own:
             return tensor
+        storage = tensor.untyped_storage()
         # The weak reference keeps the address of a storage that is gone from being another one's.
         _, views = self._seen.setdefault(storage._cdata, (weak_storage(storage), {}))
         view = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version
@@ -121,8 +123,29 @@ class _MaskedDropout(torch.autograd.Function):
         return grad.mul(ctx.scale).masked_fill_(~kept, 0), None
 
 
+class _RandomLeak(torch.autograd.Function):
+    """torch's RReLU in training, in place, with its draws. torch's own saves the slopes before they are drawn."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, lower: float, upper: float) -> Tensor:
+        slopes = torch.ones_like(x)
+        torch.ops.aten.rrelu_with_noise_(x, slopes, lower, upper, True)
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(slopes)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (slopes,) = ctx.saved_tensors
+        return grad * slopes, None, None
+
+
 class ExactMasks(TorchFunctionMode):
-    """Has torch's ReLU and dropout keep a mask: which elements pass would follow from rounded floats only nearly."""
+    """Has torch's ReLU and dropout keep a mask: which elements pass would follow from rounded floats only nearly.
+
+    RReLU keeps its slopes as they were drawn.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -131,6 +154,10 @@ class ExactMasks(TorchFunctionMode):
         if func in _RELUS and torch.is_grad_enabled():
             x, in_place = _relu_arguments(func, *args, **named)
             return relu(x if in_place else x.clone())
+        if func in _RRELUS and torch.is_grad_enabled() and "generator" not in named:
+            x, lower, upper, training, in_place = _rrelu_arguments(func, *args, **named)
+            if training and x.requires_grad:
+                return _RandomLeak.apply(x if in_place else x.clone(), lower, upper)  # type: ignore[no-untyped-call]
         if func is F.dropout and torch.is_grad_enabled():
             x, p, training = _dropout_arguments(*args, **named)
             if training and 0 < p < 1 and x.device.type == "cpu" and x.is_floating_point() and x.requires_grad:
@@ -140,10 +167,17 @@ class ExactMasks(TorchFunctionMode):
 
 _RELUS_IN_PLACE = frozenset({torch.relu_, Tensor.relu_})
 _RELUS = frozenset({F.relu, torch.relu, Tensor.relu, *_RELUS_IN_PLACE})
+_RRELUS = frozenset({F.rrelu, torch.rrelu, torch.rrelu_})
 
 
 def _relu_arguments(func: Any, input: Tensor, inplace: bool = False) -> tuple[Tensor, bool]:
     return input, inplace or func in _RELUS_IN_PLACE
+
+
+def _rrelu_arguments(
+    func: Any, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: Any = False
+) -> tuple[Tensor, float, float, bool, bool]:
+    return input, lower, upper, training, func is torch.rrelu_ or inplace is True
 
 
 def _dropout_arguments(
@@ -191,6 +225,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(list(store.values()))
 
 
+def _storages(tensors: Iterable[Tensor]) -> set[int]:
+    """Addresses of what tensors hold; sparse ones, which are never compressed, have none of their own."""
+    return {each.untyped_storage().data_ptr() for each in tensors if each.layout is torch.strided and each.numel()}
+
+
 @contextmanager
 def compressed_activations(name: Compression | None, model: nn.Module, batch: Any = ()) -> Iterator[None]:
     """Compress what autograd keeps of the operations within; not at all with None.
@@ -210,7 +249,7 @@ def compressed_activations(name: Compression | None, model: nn.Module, batch: An
         yield
         return
     beside: Iterable[Tensor] = (*model.parameters(), *model.buffers(), *tensors_in(batch))
-    compressor = _Compressor(BITS[name], {each.untyped_storage().data_ptr() for each in beside if each.numel()})
+    compressor = _Compressor(BITS[name], _storages(beside))
     try:
         with saved_tensors_hooks(compressor.pack, compressor.unpack), ExactMasks():
             yield

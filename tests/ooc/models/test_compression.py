@@ -165,6 +165,34 @@ def test_masks_of_torchs_relu_and_dropout_are_exact_and_its_draws_the_same() -> 
     assert not torch.equal(found[0][3], found[1][3])
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_slopes_of_rrelu_are_kept_as_they_were_drawn(in_place: bool) -> None:
+    """torch saves them before they are drawn."""
+    torch.manual_seed(0)
+    x, model, found = torch.randn(N, WIDE, requires_grad=True), nn.RReLU(inplace=in_place), []
+    for compress in (None, "int8"):
+        torch.manual_seed(5)
+        with compressed_activations(compress, model):
+            out = model(x * 1.0)
+        found.append((out.detach(), *torch.autograd.grad(out.sum(), x)))
+    assert torch.equal(found[0][0], found[1][0])
+    assert (found[0][1] - found[1][1]).norm() < 0.01 * found[0][1].norm()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_matrices_stay_as_they_are(layout: torch.layout) -> None:
+    """Of a model of one's own: as the batch's, as a buffer, or made on the way."""
+    torch.manual_seed(0)
+    matrix, x = torch.eye(N).to_sparse(layout=layout), torch.randn(N, WIDE, requires_grad=True)
+    model = nn.Module()
+    model.register_buffer("adjacency", matrix)
+    with compressed_activations("int8", model, matrix):
+        out = matrix @ (x * 1.0)
+    (found,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(found, torch.ones_like(x))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocasts_dtypes_are_compressed_too(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
