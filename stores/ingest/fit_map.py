@@ -13,7 +13,7 @@ from ooc.stores.feature_map import FeatureMap
 from ooc.stores.ingest.column_scores import mutual_information
 from ooc.stores.ingest.duck import Progress
 from ooc.stores.ingest.nodes import Block, Rows
-from ooc.stores.ingest.principal import leading, moments_of, workers
+from ooc.stores.ingest.principal import check_room, leading, moments_of, workers
 from ooc.stores.ingest.reductions import Reduction
 from ooc.stores.io.threads import ahead
 from ooc.stores.manifest import Reduced
@@ -32,7 +32,7 @@ class Fit(NamedTuple):
     Attributes:
         asked: The method and the number of columns.
         seed: Of what is drawn: `random`, the start of PCA and SVD of wide rows, the sample of `mutual`.
-        room: Bytes for the matrices of a PCA or SVD.
+        room: Bytes for the matrices.
         labels: Of `mutual`, else None.
     """
 
@@ -50,7 +50,7 @@ def fit_map(rows: Rows, fit: Fit, progress: Progress) -> FeatureMap:
     Raises:
         InputError: If rows have no more columns than asked for, too few rows, or a value is NaN or infinite.
         ConfigError: If `mutual` has no labels of training rows.
-        BudgetError: If the matrices of a PCA or SVD do not fit in the memory.
+        BudgetError: If the matrices do not fit in the memory.
 
     >>> fit_map(rows, Fit(Reduction("pca", 64), 0, 2 * 10**9), silent).components.shape
     (64, 500)
@@ -64,6 +64,7 @@ def fit_map(rows: Rows, fit: Fit, progress: Progress) -> FeatureMap:
     reduced = Reduced(method=method, columns=columns, width=width, seed=fit.seed)
     pieces = partial(finite_pieces, rows, progress, method)
     if method == "random":
+        check_room(width, columns, 2 * 8 * width * columns, fit.room, "ask for fewer")
         drawn = np.random.default_rng(fit.seed).standard_normal((width, columns)) / np.sqrt(width)
         return FeatureMap(reduced, components=drawn)
     if method in ("pca", "svd"):
@@ -97,13 +98,9 @@ def _mutual(rows: Rows, pieces: Callable[[str], Iterator[NDArray[np.float64]]], 
     labels, columns = fit.labels, rows.width or 1
     if labels is None:
         raise ConfigError("`mutual` compares columns with the labels of training nodes: give labels of classes and a split")
-    training, known = _training(labels, rows.count)
+    training, known = _training(labels, rows.count, max(1, SAMPLE_BYTES // (8 * columns)), fit.seed)
     if not len(training):
         raise ConfigError("`mutual` compares columns with the labels of training nodes, and no training node has one")
-    most = max(1, SAMPLE_BYTES // (8 * columns))
-    if len(training) > most:
-        sample = np.sort(np.random.default_rng(fit.seed).choice(len(training), most, replace=False))
-        training, known = training[sample], known[sample]
     held, done = np.empty((len(training), columns)), 0
     for piece in pieces("training rows"):
         low, high = np.searchsorted(training, [done, done + len(piece)]).tolist()
@@ -113,15 +110,19 @@ def _mutual(rows: Rows, pieces: Callable[[str], Iterator[NDArray[np.float64]]], 
         return np.asarray(mutual_information(held, known, fit.seed, pool))
 
 
-def _training(labels: Labels, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The training rows and their labels."""
-    rows, known = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+def _training(labels: Labels, count: int, most: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The training rows, ascending, and their labels; of more than `most` a sample: those of the smallest random numbers."""
+    rng = np.random.default_rng(seed)
+    drawn, rows, known = np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)
     for first in range(0, count, _LABELS):
         found = labels(first, min(first + _LABELS, count))
         chosen = np.flatnonzero(found >= 0)
-        rows.append(first + chosen)
-        known.append(found[chosen])
-    return np.concatenate(rows), np.concatenate(known)
+        drawn = np.concatenate([drawn, rng.random(len(chosen))])
+        rows, known = np.concatenate([rows, first + chosen]), np.concatenate([known, found[chosen]])
+        if len(drawn) > most:
+            kept = np.sort(np.argpartition(drawn, most)[:most])
+            drawn, rows, known = drawn[kept], rows[kept], known[kept]
+    return rows, known
 
 
 def finite_pieces(rows: Rows, progress: Progress, method: str, step: str) -> Iterator[NDArray[np.float64]]:

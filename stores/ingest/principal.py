@@ -71,7 +71,7 @@ def leading(pieces: Pieces, width: int, count: int, wanted: int, centred: bool, 
     >>> leading(pieces, 500, 19_717, 32, True, 0, 10**9).vectors.shape
     (32, 500)
     """
-    _check_room(width, wanted, room)
+    check_room(wanted, width, needed_bytes(width, wanted), room, "use `random`, whose matrix is smaller")
     with workers() as pool:
         if width <= WIDE:
             sums = Covariance(width, centred)
@@ -105,12 +105,12 @@ def needed_bytes(width: int, wanted: int) -> int:
     return 2 * max(BASIS_BYTES, 8 * 2 * width * _block(width, wanted)) + 8 * 4 * width * _block(width, wanted)
 
 
-def _check_room(width: int, wanted: int, room: int) -> None:
-    needed = needed_bytes(width, wanted)
+def check_room(wanted: int, width: int, needed: int, room: int, otherwise: str) -> None:
+    """Raise BudgetError where matrices take more than `room` bytes; `otherwise` is what to do without more memory."""
     if needed > room:
         raise BudgetError(
             f"{wanted} components of {width:,} columns need {format_bytes(needed)} of memory beside the rest, and there are "
-            f"{format_bytes(room)}: give {format_bytes(needed - room)} more as `memory`, or use `random`, which needs none"
+            f"{format_bytes(room)}: give {format_bytes(needed - room)} more as `memory`, or {otherwise}"
         )
 
 

@@ -18,6 +18,7 @@ from ooc.stores.errors import BudgetError, ConfigError, InputError
 from ooc.stores.feature_map import FeatureMap, read_map
 from ooc.stores.info import describe
 from ooc.stores.ingest import IngestSpec, ingest, principal, spec_of
+from ooc.stores.ingest import fit_map as fit_map_module
 from ooc.stores.ingest.duck import silent
 from ooc.stores.ingest.fit_map import Fit, fit_map, narrowed
 from ooc.stores.ingest.nodes import Rows
@@ -212,6 +213,30 @@ def test_matrices_that_do_not_fit_are_refused_before_a_row_is_read() -> None:
     x = np.zeros((1, 3000), np.float32)
     with pytest.raises(BudgetError, match=r"1 components of 3,000 columns need 360 MB .* 100 MB: give 260 MB more as `memory`"):
         fitted(x, "pca:1", room=10**8)
+    with pytest.raises(BudgetError, match=r"2500 components of 3,000 columns need 120 MB .* 100 MB: .* or ask for fewer"):
+        fitted(x, "random:2500", room=10**8)
+
+
+def test_mutual_takes_a_sample_of_more_training_rows_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read a part at a time, and of all parts alike."""
+    monkeypatch.setattr(fit_map_module, "SAMPLE_BYTES", 8 * 30 * 400)
+    monkeypatch.setattr(fit_map_module, "_LABELS", 250)
+    x = features(3000)
+    y, asked = labelled(x), list[int]()
+
+    def labels(first: int, last: int) -> NDArray[np.int64]:
+        asked.append(last - first)
+        return y[first:last]
+
+    rows, known = fit_map_module._training(labels, 3000, 400, seed=0)
+    assert (len(rows), max(asked)) == (400, 250)
+    assert (np.diff(rows) > 0).all()
+    np.testing.assert_array_equal(known, y[rows])
+    assert np.histogram(rows, 3, (0, 3000))[0].min() > 100, "of all parts alike"
+    found = fitted(x, "mutual:2", labels=labels)
+    assert found.columns is not None
+    assert found.columns.tolist() == [3, 5]
+    np.testing.assert_array_equal(found.scores, fitted(x, "mutual:2", labels=labels).scores)
 
 
 @pytest.mark.parametrize(
