@@ -328,7 +328,7 @@ class Dataset:
         return self.nodes().encoding(name)
 
     def feature_map(self, name: str = "x") -> FeatureMap | None:
-        """Return the map that made a node feature narrower (`reduce`, `select`), None if it is as wide as its input was.
+        """Return the map that made a node feature narrower (`reduce`, `select`); None if none did, or other rows replace it.
 
         Raises InputError if there is no such array, StoreError if the map is damaged.
 

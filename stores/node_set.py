@@ -145,14 +145,14 @@ class NodeSet:
         return self._encodings[name]
 
     def feature_map(self, name: str = "x") -> FeatureMap | None:
-        """Return the map that made a feature narrower (`reduce`, `select`), None if it is as wide as its input was.
+        """Return the map that made a feature narrower (`reduce`, `select`); None if none did, or other rows replace it.
 
         Raises InputError if there is no such array, StoreError if the map is damaged.
 
         >>> ds.nodes("paper").feature_map("x").apply(raw)  # float32[n, 64] of [n, 500]
         """
         self.stored(name)
-        return read_map(self._root, name, self._type)
+        return None if name in self.replaced else read_map(self._root, name, self._type)
 
     def reading(self, name: str) -> str:
         """Describe how a node array is read: by which engine, and why if it is not the requested one."""

@@ -9,6 +9,7 @@ import pytest
 
 import ooc
 from ooc.cli.main import main
+from ooc.stores.arrays.zarr_write import write_array
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError, InputError, StoreError
 from ooc.stores.growth.append import append
@@ -93,6 +94,14 @@ def test_appended_rows_come_as_wide_as_the_input_and_become_narrow(tmp_path: Pat
     np.testing.assert_array_equal(all_rows(path)[200:], wanted)
     assert describe(path)["reduced"] == {"node/node/x": kept.reduced.text}
     assert verify(path) == []
+
+
+def test_rows_that_replace_the_stores_have_no_map(tmp_path: Path) -> None:
+    path = store(tmp_path)
+    reduce(path, PCA)
+    write_array(tmp_path / "other", "x", features(200, 7))
+    with Dataset.open(path, features={"x": tmp_path / "other" / "x"}) as ds:
+        assert (ds.num_features, ds.feature_map()) == (7, None)
 
 
 def test_appended_rows_of_chosen_columns(tmp_path: Path) -> None:
