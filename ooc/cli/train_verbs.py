@@ -207,7 +207,7 @@ def compare(
     """Compare techniques against memory, each in a short training.
 
     Every technique trains the same model from the same settings, 10 epochs unless --epochs says, in a process of its own.
-    Writes OUT/comparison.html with a chart, and OUT/comparison.json. What is finished in OUT is not trained again.
+    Writes OUT/comparison.html with a chart, and OUT/comparison.json. What is finished in OUT with the same data is kept.
     """
     settings = settings_of(config, {"store": store, "out": out or compared_in(store), **flags})
     merge_appended(settings.store, settings.memory, settings.cache_dir, settings.cache)

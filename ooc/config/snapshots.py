@@ -57,7 +57,9 @@ class SnapshotsConfig(TimeConfig):
         default=32, description="Random identity features of a node (0: none)."
     )
     both_ways: bool = Field(default=True, description="Convolve in both directions, or (--no-both-ways) from src to dst only.")
-    live: bool = Field(default=False, description="Also learn from validation and test windows, after each has been scored, at --lr.")
+    live: bool = Field(
+        default=False, description="Also learn from validation and test windows, after each has been scored, at --lr."
+    )
     updates: Positive = Field(default=1, description="Optimizer steps per window.")
     eval_negatives: Literal["destinations", "random", "historical"] = Field(
         default="destinations", description="Evaluation negatives: destinations, random or historical."

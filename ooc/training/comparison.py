@@ -21,14 +21,15 @@ from ooc.config.base import RunConfig
 from ooc.config.modes import settings_of
 from ooc.config.nodes import TrainConfig
 from ooc.config.techniques import PLAIN, TECHNIQUES, names_of, with_technique
+from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.ingest.duck import Progress, silent
 from ooc.stores.io.atomic import write_file
-from ooc.stores.manifest import arrays_of, read_manifest
-from ooc.stores.remote.mirror import opened
 from ooc.training.checkpoint import read_json
 
 RESULT = "comparison.json"
+DATA = "data.json"
+"""in a run's directory: what the store held"""
 EPOCHS = 10
 """of a run, where the settings do not say"""
 _LOOKS = 0.2
@@ -75,7 +76,8 @@ def compare(
         seeds: Runs of each technique.
         report: Called with each `Trial` as soon as it is known.
         progress: Called with a technique, the epochs trained, those to train, and "epochs".
-        settings: As of `ooc.train`. `out` is the directory of all runs; what is finished there is not trained again.
+        settings: As of `ooc.train`. `out` is the directory of all runs; what is finished there is not trained again, as long
+            as settings and data are the same.
 
     Returns:
         A `Trial` of every technique, that of the settings as given first; also written to OUT/comparison.json.
@@ -90,11 +92,11 @@ def compare(
     names = names_of(techniques)
     if seeds < 1:
         raise ConfigError(f"seeds = {seeds} is invalid: give a number of runs")
-    parts = _parts_of(base)
+    parts, data = _store_of(base)
     _claim(base.out)
     trials = []
     for name in names:
-        trial = _trial(base, name, parts, seeds, progress)
+        trial = _trial(base, name, parts, data, seeds, progress)
         if name == PLAIN and trial.refused is not None:
             raise ConfigError(trial.refused)
         trials.append(trial)
@@ -123,20 +125,22 @@ def _claim(out: Path) -> None:
         write_file(out / RESULT, b"[]")
 
 
-def _parts_of(config: TrainConfig) -> int | None:
-    with opened(config.store, config.cache_dir, config.cache) as path:
-        partition = read_manifest(arrays_of(path)).partition
-    return None if partition is None else partition.parts
+def _store_of(config: TrainConfig) -> tuple[int | None, str]:
+    """(parts of the store's numbering, None if it has none; the fingerprint of its data)."""
+    where = {"features": config.features, "cache_dir": config.cache_dir, "cache": config.cache}
+    with Dataset.open(config.store, memory=config.memory, **where) as dataset:
+        partition = dataset.manifest.partition
+        return None if partition is None else partition.parts, dataset.fingerprint
 
 
-def _trial(base: TrainConfig, name: str, parts: int | None, seeds: int, progress: Progress) -> Trial:
+def _trial(base: TrainConfig, name: str, parts: int | None, data: str, seeds: int, progress: Progress) -> Trial:
     """Train with a technique, once per seed."""
     about, runs = TECHNIQUES[name].about, []
     for seed in range(base.seed, base.seed + seeds):
         out = base.out / (name if seeds == 1 else f"{name}-{seed}")
         try:
             config = with_technique(base.model_copy(update={"out": out, "seed": seed}), name, parts)
-            runs.append(_finished(config) or _trained(config, name, progress))
+            runs.append(_finished(config, data) or _trained(config, name, data, progress))
         except ConfigError as error:
             return Trial(name, about, refused=str(error))
     return _summed(name, about, runs)
@@ -167,13 +171,16 @@ def _score(run: dict[str, Any], metric: str) -> float | None:
     return next((score for score in found if score is not None), None)
 
 
-def _finished(config: RunConfig) -> dict[str, Any] | None:
-    """The summary of a run that has these settings and is done, None otherwise."""
-    summary = read_json(config.out / "summary.json", "remove the directory") if config.out.is_dir() else None
-    return summary if summary is not None and summary["config"] == config.model_dump(mode="json") else None
+def _finished(config: RunConfig, data: str) -> dict[str, Any] | None:
+    """The summary of a run that has these settings and data and is done, None otherwise."""
+    if not config.out.is_dir():
+        return None
+    summary, known = (read_json(config.out / name, "remove the directory") for name in ("summary.json", DATA))
+    same = known == {"fingerprint": data} and summary is not None and summary["config"] == config.model_dump(mode="json")
+    return summary if same else None
 
 
-def _trained(config: RunConfig, name: str, progress: Progress) -> dict[str, Any]:
+def _trained(config: RunConfig, name: str, data: str, progress: Progress) -> dict[str, Any]:
     """Train in a process of its own and return the summary. Raises ConfigError with its message where it is refused."""
     shutil.rmtree(config.out, ignore_errors=True)
     config.out.parent.mkdir(parents=True, exist_ok=True)
@@ -195,6 +202,7 @@ def _trained(config: RunConfig, name: str, progress: Progress) -> dict[str, Any]
     progress(name, config.epochs, config.epochs, "epochs")
     summary = read_json(config.out / "summary.json", "remove the directory")
     assert summary is not None
+    write_file(config.out / DATA, json.dumps({"fingerprint": data}).encode())
     return summary
 
 

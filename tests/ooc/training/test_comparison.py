@@ -38,6 +38,20 @@ def test_each_technique_trains_once_and_equals_its_own_run(make_store: MakeStore
 
 
 @pytest.mark.slow
+def test_runs_on_other_data_are_trained_again(make_store: MakeStore, tmp_path: Path) -> None:
+    store, summary = make_store(), tmp_path / "all" / "plain" / "summary.json"
+    settings = {**SMALL, "store": store, "out": tmp_path / "all", "epochs": 1, "techniques": "plain"}
+    ooc.compare(**settings)
+    before = summary.stat().st_mtime_ns
+    ooc.split(store, random_split=(0.5, 0.2, 0.3), replace=True)
+    ooc.compare(**settings)
+    again = summary.stat().st_mtime_ns
+    assert again > before
+    ooc.compare(**settings)
+    assert summary.stat().st_mtime_ns == again
+
+
+@pytest.mark.slow
 def test_a_technique_that_does_not_fit_says_why_and_the_others_go_on(make_store: MakeStore, tmp_path: Path) -> None:
     settings = {**SMALL, "store": make_store(), "out": tmp_path / "all", "epochs": 1, "replace": True}
     plain, labor, bf16 = ooc.compare(techniques=["labor", "bf16"], seeds=2, **settings)
