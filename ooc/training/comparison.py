@@ -127,8 +127,9 @@ def _claim(out: Path) -> None:
 
 def _store_of(config: TrainConfig) -> tuple[int | None, str]:
     """(parts of the store's numbering, None if it has none; the fingerprint of its data)."""
-    where = {"features": config.features, "cache_dir": config.cache_dir, "cache": config.cache}
-    with Dataset.open(config.store, memory=config.memory, **where) as dataset:
+    with Dataset.open(
+        config.store, config.memory, features=config.features, cache_dir=config.cache_dir, cache=config.cache
+    ) as dataset:
         partition = dataset.manifest.partition
         return None if partition is None else partition.parts, dataset.fingerprint
 
