@@ -176,7 +176,8 @@ def quantized(x: Tensor, key: int, bits: int) -> Quantized:
             codes[first : first + len(own)] = own
             ends[begin // GROUP : begin // GROUP + len(bounds)] = bounds
         return Quantized(codes, ends, bits)
-    values, packed, stored = flat.numpy(), codes.numpy(), ends.view(torch.int16).numpy().view(np.uint16)
+    # `numpy()` would keep the storage from being resized, by which reversible layers free their input.
+    values, packed, stored = np.from_dlpack(flat), codes.numpy(), ends.view(torch.int16).numpy().view(np.uint16)
     stream, group_bytes = np.uint64(key), GROUP * bits // 8
 
     def work(begin: int, end: int) -> None:

@@ -144,9 +144,10 @@ class BatchMode(BatchPlanning):
 
     def _activations(self) -> float:
         """A batch's activations, of what they are without compression."""
-        if self.config.compress is None or self.config.convs & {*_BY_EDGE} or ":" in self.config.model:
+        config = self.config
+        if config.compress is None or config.convs & {*_BY_EDGE} or ":" in config.model:
             return 1.0
-        return compressed_share(kept_share(self.config.compress), self.config.layers, self.whole_subgraphs)
+        return compressed_share(kept_share(config.compress), config.layers, self.whole_subgraphs)
 
     def _columns(self) -> set[str]:
         """The graphs' columns that batches look up: the weights, and what edges are drawn by."""
