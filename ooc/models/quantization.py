@@ -177,7 +177,8 @@ def quantized(x: Tensor, key: int, bits: int) -> Quantized:
             ends[begin // GROUP : begin // GROUP + len(bounds)] = bounds
         return Quantized(codes, ends, bits)
     # `numpy()` would keep the storage from being resized, by which reversible layers free their input.
-    values, packed, stored = np.from_dlpack(flat), codes.numpy(), ends.view(torch.int16).numpy().view(np.uint16)
+    values: Any = np.from_dlpack(flat)
+    packed, stored = codes.numpy(), ends.view(torch.int16).numpy().view(np.uint16)
     stream, group_bytes = np.uint64(key), GROUP * bits // 8
 
     def work(begin: int, end: int) -> None:

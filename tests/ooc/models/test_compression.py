@@ -180,7 +180,8 @@ def test_reversible_models_free_what_was_compressed(name: str, batch: Any) -> No
 def test_slopes_of_rrelu_are_kept_as_they_were_drawn(in_place: bool) -> None:
     """torch saves them before they are drawn."""
     torch.manual_seed(0)
-    x, model, found = torch.randn(N, WIDE, requires_grad=True), nn.RReLU(inplace=in_place), []
+    x, model = torch.randn(N, WIDE, requires_grad=True), nn.RReLU(inplace=in_place)
+    found = []
     for compress in (None, "int8"):
         torch.manual_seed(5)
         with compressed_activations(compress, model):
