@@ -236,6 +236,10 @@ class RunConfig(BaseModel):
                 raise ValueError(
                     f"{name} applies to lr_schedule = {' or '.join(OF_SCHEDULE[name])}: set that too, or leave it out"
                 )
+        if self.lr_schedule not in OF_SCHEDULE["lr_factor"] and self.lr_factor == 1:  # the default of earlier runs of tables
+            object.__setattr__(self, "lr_factor", type(self).model_fields["lr_factor"].default)
+        if self.lr_factor == 1:
+            raise ValueError(f"lr_factor = 1 leaves the rate of lr_schedule = {self.lr_schedule} as it is: give less")
         if self.lr_epochs is None and self.lr_schedule in OF_SCHEDULE["lr_epochs"]:
             whole = self.lr_schedule == "cosine"
             object.__setattr__(self, "lr_epochs", self.epochs if whole else max(1, self.epochs // 3))

@@ -58,7 +58,7 @@ class SnapshotsConfig(TimeConfig):
     )
     both_ways: bool = Field(default=True, description="Convolve in both directions, or (--no-both-ways) from src to dst only.")
     live: bool = Field(
-        default=False, description="Also learn from validation and test windows, after each has been scored, at --lr."
+        default=False, description="Also learn from validation and test windows, at --lr, after each has been scored."
     )
     updates: Positive = Field(default=1, description="Optimizer steps per window.")
     eval_negatives: Literal["destinations", "random", "historical"] = Field(

@@ -92,11 +92,18 @@ def test_momentum_is_sgds_and_counts_for_the_memory() -> None:
         ({"lr_epochs": 3}, "lr_epochs applies to lr_schedule = cosine or step"),
         ({"lr_schedule": "step", "lr_patience": 2}, "lr_patience applies to lr_schedule = plateau"),
         ({"lr_schedule": "cosine", "lr_warm_up": 12}, "lr_warm_up = 12 leaves nothing"),
+        ({"lr_factor": 1.0, "lr_patience": 2}, "lr_factor = 1 leaves the rate of lr_schedule = plateau as it is"),
     ],
 )
 def test_settings_of_other_schedules_are_refused(more: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         settings(**more)
+
+
+def test_a_constant_rate_with_the_factor_that_tables_had_by_default_is_the_same_run() -> None:
+    assert not settings(lr_factor=1.0).differences(settings())
+    assert settings(lr_factor=1.0).lr_schedule == "constant"
+    assert settings(lr_factor=0.5).differences(settings()) == ["lr_schedule", "lr_factor"]
 
 
 def test_the_end_of_a_cosine_stays_where_it_was_when_there_are_more_epochs(make_store: MakeStore, tmp_path: Path) -> None:
