@@ -173,16 +173,21 @@ class RunConfig(BaseModel):
     lr: float = Field(default=0.01, gt=0, description="Learning rate.")
     lr_schedule: Literal["constant", "cosine", "step", "plateau"] = Field(
         default="constant",
-        description="How it falls: constant, cosine (to 0), step (by a factor every so many epochs), or plateau (by a factor "
-        "where validation does not improve).",
+        description="Learning rate over time: constant, cosine (to 0), step (by a factor every so many epochs), or plateau (by "
+        "a factor where validation does not improve).",
     )
-    lr_warm_up: float = Field(default=0.0, ge=0, description="Epochs, or a part of one, in which it first rises from 0.")
+    lr_warm_up: float = Field(
+        default=0.0, ge=0, description="Epochs, or a part of one, in which the learning rate rises from 0."
+    )
     lr_epochs: Positive | None = Field(
         default=None,
-        description="Epochs until it is 0 (cosine), by default --epochs; or after which it falls (step), by default a third.",
+        description="Epochs until the learning rate is 0 (cosine), by default --epochs; or between its steps (step), by "
+        "default a third.",
     )
-    lr_factor: float = Field(default=0.1, gt=0, le=1, description="Factor by which it falls (step, plateau).")
-    lr_patience: Positive = Field(default=5, description="Evaluations without improvement before it falls (plateau).")
+    lr_factor: float = Field(default=0.1, gt=0, le=1, description="Factor of the learning rate at each fall (step, plateau).")
+    lr_patience: Positive = Field(
+        default=5, description="Evaluations without improvement before the learning rate falls (plateau)."
+    )
     weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of all parameters but embedding tables.")
     grad_clip: float | None = Field(default=None, gt=0, description="Clip the gradient to this norm.")
     eval_every: Positive = Field(default=1, description="Epochs between evaluations on validation.")

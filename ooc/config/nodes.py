@@ -73,7 +73,7 @@ Widths = Annotated[Width | Annotated[list[Width], Field(min_length=1, max_length
 
 
 class BlockConfig(BaseModel):
-    """What is otherwise in a layer of a model, None where nothing is."""
+    """What differs in a layer of a model; None is what the model has otherwise."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     conv: Literal["sage", "gcn", "gat", "gin", "gine"] | None = None
@@ -102,7 +102,7 @@ class ModelConfig(LabelConfig):
     )
     blocks: Annotated[list[BlockConfig], BeforeValidator(_blocks)] = Field(
         default_factory=list,
-        description="Of each layer what differs: conv, norm, activation, residual, dropout, heads, mlp; [[blocks]] in TOML.",
+        description="What differs in each layer: conv, norm, activation, residual, dropout, heads, mlp; [[blocks]] in TOML.",
     )
     heads: Positive = Field(
         default=8, description="Attention heads of the hidden layers (gat, hgt, revgat); --hidden is their total width."
@@ -118,7 +118,7 @@ class ModelConfig(LabelConfig):
         description="Normalization between layers: none, batch or layer (the default of revsage, ...).",
     )
     init: Literal["default", "kaiming", "xavier"] = Field(
-        default="default", description="How weights begin: kaiming, xavier, or by default the layers' own way."
+        default="default", description="Initialization of weights: kaiming, xavier, or by default that of PyTorch and PyG."
     )
     residual: bool = Field(default=False, description="Residual connections between layers.")
     input_dropout: Fraction | None = Field(

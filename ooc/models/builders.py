@@ -116,7 +116,7 @@ def build_model(
         groups: Groups that a reversible model divides the hidden columns into, 2 or more.
         jk: "cat", "max", "lstm" or "sum" of the rows behind all layers, and a linear map, in place of the last layer's rows; of
             sage, gcn, gat, gin and gine.
-        blocks: What is otherwise in each layer, of the same models: a mapping for each, with any of conv (a model's name),
+        blocks: What differs in each layer, of the same models: a mapping for each, with any of conv (a model's name),
             norm, activation ("relu", "elu", "leaky_relu", "gelu", "tanh" or "none"), residual, dropout, heads (of gat; those of
             the last layer are averaged), and mlp, the inner width of a two-layer perceptron behind the layer.
 
