@@ -23,7 +23,7 @@ from ooc.history.grown_table import GrownTable, moved_rows
 from ooc.history.history import Growth
 from ooc.history.row_optimizers import RowOptimizer, gather_rows
 from ooc.loading.bucket_batches import BatchShape, EpochOrder, TableBatch, table_batches
-from ooc.loading.bucket_edges import BucketEdges, EdgeShape, Piece
+from ooc.loading.bucket_edges import CHECKSUMS, BucketEdges, EdgeShape, Piece
 from ooc.loading.relation_links import RelationLinks, RelationSplit
 from ooc.models.link_scores import LinkScorer, make_scorer
 from ooc.planning.over_ranks import RanksPlan
@@ -216,6 +216,8 @@ class TableMode(Mode):
         """Sort the training edges, unless that is done."""
         path, config = self.config.out / EDGES, self.config
         shape = EdgeShape(self.links.num_nodes, self.train_links, self.shape.buckets, config.has_relations)
+        if path.exists() and not (path / CHECKSUMS).exists():
+            remove_tree(path)  # of an earlier version
         if path.exists():
             edges = BucketEdges.open(path, shape)
         else:
