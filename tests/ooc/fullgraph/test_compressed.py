@@ -79,6 +79,7 @@ def test_a_plan_compares_it_and_is_no_slower_than_plans_that_treat_all_alike(mak
                 assert StepPlan.of(plan.asdict()).placement == plan.placement
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_to_the_bit_by_its_plan(make_store: MakeStore, tmp_path: Path) -> None:
     store = store_of(make_store, x=torch.randn(203, 12, generator=torch.Generator().manual_seed(1)).numpy())
 

@@ -111,6 +111,7 @@ def test_with_one_more_than_a_visit_has_the_bytes_are_those_of_the_swaps(tmp_pat
         assert written <= 2 * swaps * shape.bucket_bytes
 
 
+@pytest.mark.slow
 def test_more_room_reads_less(tmp_path: Path) -> None:
     shape, read = TableShape(30_000, 4, "adagrad", 12), []
     for room in range(4, 13):

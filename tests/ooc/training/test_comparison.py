@@ -21,6 +21,7 @@ TRIALS = [
 ]
 
 
+@pytest.mark.slow
 def test_each_technique_trains_once_and_equals_its_own_run(make_store: MakeStore, tmp_path: Path) -> None:
     settings = {**SMALL, "store": make_store(), "out": tmp_path / "all", "epochs": 2}
     seen: list[str] = []

@@ -52,6 +52,7 @@ def exchanged(how: Any) -> dict[str, Any]:
     return {"gradients": np.array(found), "left_out": left_out}
 
 
+@pytest.mark.slow
 def test_short_floats_round_the_mean_gradient_and_powersgd_sends_one_of_low_rank() -> None:
     whole, half, low = (in_processes(2, exchanged, how) for how in ("none", "fp16", "powersgd"))
     exact = whole[0]["gradients"]

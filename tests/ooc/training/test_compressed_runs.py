@@ -49,6 +49,7 @@ def test_a_run_learns_and_resumes_to_the_bit(store: Path, tmp_path: Path, mode: 
     assert first == plain, "the forward pass of the first step is the same"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refresh", [None, 2])
 def test_histories_in_int8_take_half_the_bytes_and_resume_to_the_bit(store: Path, tmp_path: Path, refresh: int | None) -> None:
     settings = {**WIDE, **IN_MODES["history"], "layers": 3, "refresh": refresh}

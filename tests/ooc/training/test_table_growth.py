@@ -182,6 +182,7 @@ def test_users_and_items_grow_and_their_rows_go_on(tmp_path: Path, kind: dict[st
     assert ooc.neighbors(more.out, store, ["u080"], 3, node_type="user").item.shape == (1, 3)
 
 
+@pytest.mark.slow
 def test_other_modes_do_not_go_on_with_more_of_several_types(tmp_path: Path) -> None:
     store, key_of = tmp_path / "visits.ooc", ("user", "visits", "item")
     how: dict[str, Any] = {"src": "user", "dst": "item", "edge_split": {key_of: "split"}}

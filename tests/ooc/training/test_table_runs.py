@@ -164,6 +164,7 @@ def test_a_killed_run_goes_on_to_the_bit(store: Path, tmp_path: Path, few: None,
     assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_keeps_how_far_its_learning_rate_had_fallen(store: Path, tmp_path: Path) -> None:
     """There it was among the table's own state, config.json had no schedule, and sorted edges had no checksums."""
     settings = {**DISK, "checkpoint_every": 7, "lr": 1e-6, "lr_factor": 0.5, "lr_patience": 1, "eval_every": 1, "epochs": 4}
@@ -199,6 +200,7 @@ def test_ctrl_c_keeps_a_checkpoint(store: Path, tmp_path: Path, few: None) -> No
     assert curve(tmp_path / "run") == curve(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_more_epochs_go_on_and_the_model_before_them_stays_until_there_is_another(
     store: Path, tmp_path: Path, few: None
 ) -> None:
@@ -213,6 +215,7 @@ def test_more_epochs_go_on_and_the_model_before_them_stays_until_there_is_anothe
     assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_the_best_epochs_rows_are_scored(store: Path, tmp_path: Path, few: None) -> None:
     """A learning rate that is much too high ends with a worse model than the best one."""
     found = train(table_config(store, tmp_path / "run", hidden=32, epochs=5, lr=2.0, **DISK))
@@ -226,6 +229,7 @@ def test_the_best_epochs_rows_are_scored(store: Path, tmp_path: Path, few: None)
     assert rows_of(tmp_path / "run") == rows_of(tmp_path / "until")
 
 
+@pytest.mark.slow
 def test_little_disk_takes_more_checkpoints_and_the_same_bits(store: Path, tmp_path: Path, few: None) -> None:
     settings = {**DISK, "eval_every": 100, "eval_splits": [], "checkpoint_every": 1000}
     one = train(table_config(store, tmp_path / "whole", **settings))
@@ -349,6 +353,7 @@ def test_a_table_larger_than_memory_keeps_to_it(tmp_path: Path) -> None:
     assert curve(tmp_path / "disk") == curve(tmp_path / "memory")
 
 
+@pytest.mark.slow
 def test_users_and_items_and_a_report(tmp_path: Path, few: None) -> None:
     """Each user likes the items of its group: only items are ranked, so 1 of 10 is right by chance."""
     rng, data = np.random.default_rng(1), HeteroData()

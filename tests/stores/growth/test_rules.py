@@ -385,6 +385,7 @@ def test_a_first_append_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert not (path / DELTA).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("undirected", [False, True])
 def test_a_store_knows_what_it_was_and_which_nodes_were_touched_since(tmp_path: Path, undirected: bool) -> None:

@@ -104,6 +104,7 @@ def assert_same_data(one: Path, other: Path) -> None:
                 np.testing.assert_array_equal(nodes.split(name), wanted.split(name))
 
 
+@pytest.mark.slow
 @settings(FEW, max_examples=8)
 @given(data=st.data(), read=st.booleans())
 def test_a_store_of_several_types_that_grew_is_one_ingested_whole(quick_path, small_blocks, data, read):  # type: ignore[no-untyped-def]
@@ -174,6 +175,7 @@ def test_the_command_line_takes_types_and_says_what_was_appended(tmp_path: Path,
         assert len(ds.edges(VISITS).members("val")) == 2
 
 
+@pytest.mark.slow
 def test_a_store_of_types_knows_which_nodes_were_touched_since(tmp_path: Path) -> None:
     path = first_lot(tmp_path)
     with Dataset.open(path) as ds:
