@@ -1,6 +1,5 @@
 """`reduce`: fewer feature columns for a finished store, as a new version of its arrays."""
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,16 +19,15 @@ from ooc.stores.build import finish_store
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.feature_map import with_reduced, write_map
 from ooc.stores.growth.delta import reading
-from ooc.stores.growth.lineage import forget_states
 from ooc.stores.growth.links import link_the_rest
-from ooc.stores.growth.versions import alone, remove_unused
+from ooc.stores.growth.next_version import next_version
+from ooc.stores.growth.versions import alone
 from ooc.stores.ingest import nodes
 from ooc.stores.ingest.duck import Progress, silent
 from ooc.stores.ingest.fit_map import Fit, Labels, fit_map, narrowed
 from ooc.stores.ingest.reductions import Reduction
 from ooc.stores.ingest.splits import training_rows
-from ooc.stores.io.atomic import disk_errors, partial_path
-from ooc.stores.manifest import VERSIONS, Manifest, NodeType, Reduced, arrays_of, read_manifest, set_version, version_of
+from ooc.stores.manifest import Manifest, NodeType, Reduced, arrays_of, read_manifest, version_of
 from ooc.stores.sizes import format_bytes
 
 OUTSIDE_BYTES = 350_000_000
@@ -94,26 +92,12 @@ def reduce(
         with reading(path, version) as delta:
             if delta is not None and delta.appends:
                 raise ConfigError(f"{path} has appended data, which stays as wide as it is: run `ooc compact {path}` first")
-        remove_unused(path, version, None)  # also what a killed call had written, but not made current
-        new = str(int(version or 0) + 1)
-        final = path / VERSIONS / new
-        out = partial_path(final)
-        with disk_errors(final):
-            shutil.rmtree(out, ignore_errors=True)
-            try:
-                out.mkdir(parents=True)
-                with closing(_Features(path, root, old, own)) as features:
-                    labels = features.labels() if asked.method == "mutual" else None
-                    reduced = features.write(out, Fit(asked, seed, memory - OUTSIDE_BYTES, labels), progress)
-                    before, now = features.row_bytes * own.count, features.written * own.count
-                link_the_rest(root, out, without=features.replaced)
-                finish_store(out, final, with_reduced(old, own.name, {FEATURE: reduced}))
-            except BaseException:
-                shutil.rmtree(out, ignore_errors=True)
-                raise
-        forget_states(path)
-        set_version(path, read_manifest(final), new)
-        remove_unused(path, new, None)
+        with next_version(path, version) as (out, final), closing(_Features(path, root, old, own)) as features:
+            labels = features.labels() if asked.method == "mutual" else None
+            reduced = features.write(out, Fit(asked, seed, memory - OUTSIDE_BYTES, labels), progress)
+            before, now = features.row_bytes * own.count, features.written * own.count
+            link_the_rest(root, out, without=features.replaced)
+            finish_store(out, final, with_reduced(old, own.name, {FEATURE: reduced}))
     return ReduceResult(reduced, before, now, time.perf_counter() - begin)
 
 

@@ -1,6 +1,5 @@
 """`resplit`: new splits for a finished store, as a new version of its arrays."""
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,23 +17,20 @@ from ooc.stores.arrays.zarr_rows import open_zarr_rows
 from ooc.stores.build import finish_store
 from ooc.stores.errors import ConfigError
 from ooc.stores.growth.delta import reading
-from ooc.stores.growth.lineage import forget_states
 from ooc.stores.growth.links import link_the_rest
-from ooc.stores.growth.versions import alone, remove_unused
+from ooc.stores.growth.next_version import next_version
+from ooc.stores.growth.versions import alone
 from ooc.stores.ingest import labels
 from ooc.stores.ingest.random_split import random_bits
 from ooc.stores.ingest.splits import READ_ITEMS, bits_of, open_split, write_splits
-from ooc.stores.io.atomic import partial_path
 from ooc.stores.manifest import (
     SPLIT_CODES,
-    VERSIONS,
     Graphs,
     Manifest,
     NodeType,
     Task,
     arrays_of,
     read_manifest,
-    set_version,
     version_of,
 )
 
@@ -92,24 +88,12 @@ def resplit(
         old = read_manifest(root)
         subject = _subject(path, old, node_type)
         _check(path, version, old, subject, files, replace)
-        remove_unused(path, version, None)  # also what a killed call had written, but not made current
-        new = str(int(version or 0) + 1)
-        final = path / VERSIONS / new
-        out = partial_path(final)
-        shutil.rmtree(out, ignore_errors=True)
-        try:
-            out.mkdir(parents=True)
+        with next_version(path, version) as (out, final):
             bits = _drawn(root, subject, shares, seed) if shares is not None else _read(subject, files or {})
             given = [name for name, share in zip(SPLIT_CODES, shares, strict=True) if share] if shares else list(files or {})
             made = write_splits(out, bits, out / "splits.bits", given, place=subject.array, what=subject.what)
             link_the_rest(root, out, without=[subject.array(name) for name in _split_arrays(root, subject)])
             finish_store(out, final, _described(old, root, made, subject))
-        except BaseException:
-            shutil.rmtree(out, ignore_errors=True)
-            raise
-        forget_states(path)
-        set_version(path, read_manifest(final), new)
-        remove_unused(path, new, None)
     return SplitResult(made["sizes"], made["notes"], subject.what)
 
 
