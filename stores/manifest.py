@@ -327,6 +327,11 @@ class Manifest(_Part):
     """hashes of the inputs the store was built from"""
     created_by: str = ""
 
+    @property
+    def parts(self) -> int | None:
+        """Parts that nodes are numbered by, None if they are not."""
+        return None if self.partition is None else self.partition.parts
+
     @classmethod
     def homogeneous(
         cls,

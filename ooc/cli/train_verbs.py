@@ -25,6 +25,9 @@ PLAN = [flag for flag in TRAIN if flag.name != "plan"]
 TrainedStore = Annotated[
     Path | None, typer.Argument(metavar="STORE", help="The store to train on.", show_default=False, parser=store_path)
 ]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="TOML or JSON with any of these keys; flags override it.")
+]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Import the model class that the run names: it runs code, so trust the run.")
 ]
@@ -46,9 +49,7 @@ def train(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="PATH", help="Directory of the run; by default runs/STORE-1, -2, ...")
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="TOML or JSON with any of these keys; flags override it.")
-    ] = None,
+    config: ConfigOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUT from its last checkpoint.")] = False,
     grown: Annotated[bool, typer.Option("--grown", help="With --resume: continue although the store has grown.")] = False,
     allow_code: AllowCode = False,
@@ -142,9 +143,7 @@ def _labelled(manifest: "Manifest") -> dict[str, dict[str, tuple[str, list[str]]
 @with_flags(PLAN, topics.TRAIN)
 def plan(
     store: TrainedStore = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="TOML or JSON with any of these keys.")
-    ] = None,
+    config: ConfigOption = None,
     nproc: Annotated[int, typer.Option("--nproc", help="Processes that would train together, under torchrun.")] = 1,
     bandwidth: Annotated[
         str, typer.Option("--bandwidth", help="With --nproc: bytes a second that a process sends, such as 1GB.")
@@ -195,9 +194,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="PATH", help="Directory of all runs; by default runs/compare-STORE.")
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="TOML or JSON with any of these keys.")
-    ] = None,
+    config: ConfigOption = None,
     techniques: Annotated[
         str | None, typer.Option("--techniques", metavar="NAMES", help=f"Of {', '.join(TECHNIQUES)}; by default all.")
     ] = None,

@@ -31,6 +31,8 @@ OWN = {
 COMPRESS = "Keep activations for the backward pass in int8, int4 or int2: a quarter, an eighth or a sixteenth of the bytes."
 PLAIN = ("sage", "gcn", "gat", "gin", "gine")
 """models of which each layer may have a width and settings of its own"""
+PARTS_AN_EPOCH = 16
+"""batches of parts to make where the settings are open, where memory allows as large ones"""
 REVERSIBLE = ("revsage", "revgat", "revgcn")
 """models whose activations do not grow with depth: see `ooc.models.reversible`"""
 _BUILT_IN = ("sage", "gcn", "gat", "gin", "gine", "gcnii", "appnp", "sgc", *REVERSIBLE, "rsage", "rgcn", "hgt")

@@ -1,22 +1,21 @@
 """Techniques against memory, as changes to the settings of a run, for `ooc compare`."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ooc.config.base import RunConfig, parse
 from ooc.config.modes import class_of
-from ooc.config.nodes import OWN, REVERSIBLE, TrainConfig
+from ooc.config.nodes import OWN, PARTS_AN_EPOCH, REVERSIBLE, TrainConfig
 from ooc.stores.errors import ConfigError
 
 PLAIN = "plain"
 """the settings as they were given, which every technique is compared with"""
-PARTS = 16
-"""parts of a store that has none, in the modes that train on parts"""
 SMALLER = 4
 """batches that make up one, where gradients are accumulated"""
+Changes = Callable[[TrainConfig, int | None], Mapping[str, Any]]
+"""(settings, parts of the store's numbering or None) -> settings that differ, by name; ConfigError where there are none"""
 
 
 @dataclass(frozen=True)
@@ -25,36 +24,61 @@ class Technique:
 
     Args:
         about: What it does, in a few words.
-        settings: Settings that it changes, by name; the others stay as they are.
+        changes: The settings that it changes; the others stay as they are.
         without: Settings that do not apply with it, and are left out.
     """
 
     about: str
-    settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    changes: Changes
     without: tuple[str, ...] = ()
 
 
-def _mode(mode: str, about: str, **settings: Any) -> Technique:
-    others = {name for other, names in OWN.items() if other != mode for name in names} - {*OWN.get(mode, ())}
-    return Technique(about, {"mode": mode, **settings}, ("fanout", "eval_fanout", *sorted(others)))
+def _to(**settings: Any) -> Changes:
+    return lambda config, parts: settings
+
+
+def _smaller(config: TrainConfig, parts: int | None) -> Mapping[str, Any]:
+    return {"batch_size": max(1, config.batch_size // SMALLER), "accumulate": config.accumulate * SMALLER}
+
+
+def _reversible(config: TrainConfig, parts: int | None) -> Mapping[str, Any]:
+    if f"rev{config.model}" not in REVERSIBLE:
+        raise ConfigError(f"model {config.model} has no reversible form; {', '.join(REVERSIBLE)} are there")
+    return {"model": f"rev{config.model}"}
+
+
+def _mode(mode: str, about: str, changes: Changes) -> Technique:
+    others = {name for other, names in OWN.items() if other != mode for name in names} - {*OWN[mode]}
+    return Technique(
+        about,
+        lambda config, parts: {"mode": mode, "layers": config.layers, **changes(config, parts)},
+        ("fanout", "eval_fanout", *sorted(others)),
+    )
+
+
+def _in_parts(config: TrainConfig, parts: int | None) -> Mapping[str, Any]:
+    """As many batches an epoch as the modes of parts make by themselves, unless the settings say."""
+    if {"parts", "parts_per_batch"} & config.model_fields_set:
+        return {}
+    return {"parts": PARTS_AN_EPOCH} if parts is None else {"parts_per_batch": max(1, parts // PARTS_AN_EPOCH)}
 
 
 TECHNIQUES: dict[str, Technique] = {
-    PLAIN: Technique("the settings as given"),
-    "accumulate": Technique("a quarter of the batch at a time, the same optimizer steps"),
-    "checkpointing": Technique("layers recomputed in the backward pass", {"activation_checkpointing": True}),
-    "bf16": Technique("activations in bfloat16", {"precision": "bf16"}),
-    "int8": Technique("activations in int8 between the passes", {"compress": "int8"}),
-    "int4": Technique("activations in int4 between the passes", {"compress": "int4"}),
-    "int2": Technique("activations in int2 between the passes", {"compress": "int2"}),
-    "reversible": Technique("layers whose inputs are recomputed from their outputs"),
+    PLAIN: Technique("the settings as given", _to()),
+    "accumulate": Technique("a quarter of the batch at a time, the same optimizer steps", _smaller),
+    "checkpointing": Technique("layers recomputed in the backward pass", _to(activation_checkpointing=True)),
+    "bf16": Technique("activations in bfloat16", _to(precision="bf16")),
+    "int8": Technique("activations in int8 between the passes", _to(compress="int8")),
+    "int4": Technique("activations in int4 between the passes", _to(compress="int4")),
+    "int2": Technique("activations in int2 between the passes", _to(compress="int2")),
+    "reversible": Technique("layers whose inputs are recomputed from their outputs", _reversible),
     "labor": Technique(
         "nodes of a batch, layers and 64 batches share neighbors",
-        {"sampler": "labor", "layer_dependency": True, "batch_dependency": 64},
+        _to(sampler="labor", layer_dependency=True, batch_dependency=64),
     ),
-    "cluster": _mode("cluster", "parts, and the edges between them"),
-    "saint": _mode("saint", "random subgraphs, normalized"),
-    "history": _mode("history", "parts, with their neighbors' inner rows from disk"),
+    "cluster": _mode("cluster", "parts, and the edges between them", _in_parts),
+    "saint": _mode("saint", "random subgraphs, normalized", _to()),
+    "history": _mode("history", "parts, with their neighbors' inner rows from disk", _in_parts),
 }
 """By name, in the order of the table."""
 
@@ -101,15 +125,5 @@ def with_technique(config: TrainConfig, name: str, parts: int | None) -> RunConf
     """
     technique = TECHNIQUES[name]
     given = {key: getattr(config, key) for key in config.model_fields_set if key not in technique.without}
-    values = {**given, **technique.settings}
-    if name == "accumulate":
-        values |= {"batch_size": max(1, config.batch_size // SMALLER), "accumulate": config.accumulate * SMALLER}
-    if name == "reversible":
-        if f"rev{config.model}" not in REVERSIBLE:
-            raise ConfigError(f"model {config.model} has no reversible form; {', '.join(REVERSIBLE)} are there")
-        values["model"] = f"rev{config.model}"
-    if values.get("mode", config.mode) in ("cluster", "history"):
-        values |= {"parts": values.get("parts", PARTS)} if parts is None else {"parts_per_batch": max(1, parts // PARTS)}
-    if values.get("mode") != config.mode:
-        values["layers"] = config.layers
+    values = {**given, **technique.changes(config, parts)}
     return parse(class_of(values), values)

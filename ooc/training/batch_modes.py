@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ooc.config.nodes import PARTS_AN_EPOCH
 from ooc.graph.blocks import Subgraph
 from ooc.loading.base import BatchLoader
 from ooc.loading.neighbor_loader import NeighborLoader
@@ -18,8 +19,8 @@ from ooc.sampling.labor import Labor
 from ooc.stores.dataset import Dataset
 from ooc.training.batch_mode import BatchMode
 
-PARTS_AN_EPOCH, MOST_PARTS = 16, 2**14
-"""batches of parts to make where the settings are open, where memory allows as large ones; parts at most"""
+MOST_PARTS = 2**14
+"""parts to make at most where the settings are open"""
 
 
 class SampledMode(BatchMode):

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ooc.config.nodes import TrainConfig, in_mode
+from ooc.config.nodes import PARTS_AN_EPOCH, TrainConfig, in_mode
 from ooc.layerwise.shape import has_layers
 from ooc.planning.choose_mode import Candidate, ModeChoice, choose
 from ooc.planning.measure import batches_of
@@ -16,7 +16,6 @@ from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.working import scratch_folder
 from ooc.training.batch_mode import BatchMode
-from ooc.training.batch_modes import PARTS_AN_EPOCH
 from ooc.training.loop import PLAN_SECONDS, planning
 from ooc.training.open_run import check_types, open_dataset
 from ooc.training.registry import MODES

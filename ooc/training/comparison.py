@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,13 +26,14 @@ from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.ingest.duck import Progress, silent
 from ooc.stores.io.atomic import write_file
-from ooc.training.checkpoint import read_json
+from ooc.training.checkpoint import METRICS, read_json
+from ooc.training.run import SUMMARY
 
 RESULT = "comparison.json"
-DATA = "data.json"
-"""in a run's directory: what the store held"""
 EPOCHS = 10
 """of a run, where the settings do not say"""
+_LAST_BYTES = 2**14
+"""of a log, which has its last lines"""
 _LOOKS = 0.2
 """seconds between looks at how far a run is"""
 
@@ -64,7 +66,6 @@ def compare(
     *,
     techniques: str | Sequence[str] | None = None,
     seeds: int = 1,
-    report: Callable[["Trial"], None] | None = None,
     progress: Progress = silent,
     **settings: Any,
 ) -> list[Trial]:
@@ -74,7 +75,6 @@ def compare(
         config: As of `ooc.train`: the settings that all runs share; 10 epochs unless they say.
         techniques: Names, as a list or "labor,bf16"; by default all.
         seeds: Runs of each technique.
-        report: Called with each `Trial` as soon as it is known.
         progress: Called with a technique, the epochs trained, those to train, and "epochs".
         settings: As of `ooc.train`. `out` is the directory of all runs; what is finished there is not trained again, as long
             as settings and data are the same.
@@ -100,8 +100,6 @@ def compare(
         if name == PLAIN and trial.refused is not None:
             raise ConfigError(trial.refused)
         trials.append(trial)
-        if report is not None:
-            report(trial)
     write_file(base.out / RESULT, json.dumps([asdict(each) for each in trials], indent=1).encode())
     return trials
 
@@ -130,8 +128,7 @@ def _store_of(config: TrainConfig) -> tuple[int | None, str]:
     with Dataset.open(
         config.store, config.memory, features=config.features, cache_dir=config.cache_dir, cache=config.cache
     ) as dataset:
-        partition = dataset.manifest.partition
-        return None if partition is None else partition.parts, dataset.fingerprint
+        return dataset.manifest.parts, dataset.fingerprint
 
 
 def _trial(base: TrainConfig, name: str, parts: int | None, data: str, seeds: int, progress: Progress) -> Trial:
@@ -141,7 +138,7 @@ def _trial(base: TrainConfig, name: str, parts: int | None, data: str, seeds: in
         out = base.out / (name if seeds == 1 else f"{name}-{seed}")
         try:
             config = with_technique(base.model_copy(update={"out": out, "seed": seed}), name, parts)
-            runs.append(_finished(config, data) or _trained(config, name, data, progress))
+            runs.append(_finished(config, data) or _trained(config, name, progress))
         except ConfigError as error:
             return Trial(name, about, refused=str(error))
     return _summed(name, about, runs)
@@ -174,14 +171,12 @@ def _score(run: dict[str, Any], metric: str) -> float | None:
 
 def _finished(config: RunConfig, data: str) -> dict[str, Any] | None:
     """The summary of a run that has these settings and data and is done, None otherwise."""
-    if not config.out.is_dir():
-        return None
-    summary, known = (read_json(config.out / name, "remove the directory") for name in ("summary.json", DATA))
-    same = known == {"fingerprint": data} and summary is not None and summary["config"] == config.model_dump(mode="json")
-    return summary if same else None
+    summary = read_json(config.out / SUMMARY, "remove the directory")
+    found = (data, config.model_dump(mode="json"))
+    return summary if summary is not None and (summary["store_fingerprint"], summary["config"]) == found else None
 
 
-def _trained(config: RunConfig, name: str, data: str, progress: Progress) -> dict[str, Any]:
+def _trained(config: RunConfig, name: str, progress: Progress) -> dict[str, Any]:
     """Train in a process of its own and return the summary. Raises ConfigError with its message where it is refused."""
     shutil.rmtree(config.out, ignore_errors=True)
     config.out.parent.mkdir(parents=True, exist_ok=True)
@@ -201,9 +196,8 @@ def _trained(config: RunConfig, name: str, data: str, progress: Progress) -> dic
             said.seek(0)
             raise ConfigError(_refusal(said.read(), run.returncode))
     progress(name, config.epochs, config.epochs, "epochs")
-    summary = read_json(config.out / "summary.json", "remove the directory")
+    summary = read_json(config.out / SUMMARY, "remove the directory")
     assert summary is not None
-    write_file(config.out / DATA, json.dumps({"fingerprint": data}).encode())
     return summary
 
 
@@ -213,9 +207,12 @@ def _alone() -> dict[str, str]:
 
 
 def _epochs_done(out: Path) -> int:
-    """Epochs whose line is in the run's log."""
-    log = out / "metrics.jsonl"
-    return log.read_bytes().count(b'"val"') if log.exists() else 0
+    """The epoch of the last whole line of the run's log, which is the number of those before it."""
+    with suppress(FileNotFoundError), open(out / METRICS, "rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+        lines = log.read().split(b"\n")[:-1]
+        return int(json.loads(lines[-1])["epoch"]) if len(lines) > 1 else 0
+    return 0
 
 
 def _refusal(said: str, code: int) -> str:

@@ -23,12 +23,11 @@ def technique_that_fits(config: RunConfig) -> str:
     if not config.has_techniques:
         return ""
     with scratch_folder(None, "ooc-plan") as folder, open_dataset(config) as dataset:
-        parts = None if dataset.is_hetero or dataset.graph.parts is None else len(dataset.graph.parts) - 1
         for name in TECHNIQUES:
             if name == PLAIN:
                 continue
             try:
-                made = with_technique(cast(TrainConfig, config), name, parts)
+                made = with_technique(cast(TrainConfig, config), name, dataset.manifest.parts)
                 with planning(made, folder / name, dataset) as mode:
                     fits = not mode.predict(COMPARE_SECONDS, variants=False).needs_more
             except (BudgetError, ConfigError):

@@ -18,12 +18,20 @@ def test_a_technique_leaves_the_model_and_the_optimizer_as_they_are(name: str, p
     made = with_technique(BASE, name, parts)
     kept = {key: getattr(BASE, key) for key in KEPT} | ({"model": "revsage"} if name == "reversible" else {})
     assert {key: getattr(made, key) for key in KEPT} == kept
-    for key, value in TECHNIQUES[name].settings.items():
+    for key, value in TECHNIQUES[name].changes(BASE, parts).items():
         assert getattr(made, key) == value
 
 
 def test_the_settings_as_given_are_not_changed() -> None:
     assert with_technique(BASE, PLAIN, None) == BASE
+
+
+def test_parts_that_the_settings_give_stay() -> None:
+    base = TrainConfig(store=Path("a.ooc"), out=Path("run"), mode="cluster", parts_per_batch=7)
+    for name in (PLAIN, "cluster", "history"):
+        made = with_technique(base, name, 64)
+        assert isinstance(made, TrainConfig)
+        assert made.parts_per_batch == 7
 
 
 def test_accumulated_batches_make_the_same_optimizer_steps() -> None:

@@ -24,9 +24,14 @@ TRIALS = [
 @pytest.mark.slow
 def test_each_technique_trains_once_and_equals_its_own_run(make_store: MakeStore, tmp_path: Path) -> None:
     settings = {**SMALL, "store": make_store(), "out": tmp_path / "all", "epochs": 2}
-    seen: list[str] = []
-    trials = ooc.compare(techniques="checkpointing", report=lambda trial: seen.append(trial.technique), **settings)
-    assert seen == [each.technique for each in trials] == ["plain", "checkpointing"]
+    seen: dict[str, list[int]] = {}
+    trials = ooc.compare(
+        techniques="checkpointing",
+        progress=lambda name, done, total, unit="": seen.setdefault(name, []).append(done),
+        **settings,
+    )
+    assert [*seen] == [each.technique for each in trials] == ["plain", "checkpointing"]
+    assert all(each == sorted(each) and each[-1] == 2 for each in seen.values())
     assert trials[0].score == trials[1].score  # the same model, recomputed
     alone = ooc.train(**{**settings, "out": tmp_path / "alone"})
     assert trials[0].score == alone["metrics"]["test"][alone["monitor"]]
