@@ -5,22 +5,22 @@ next step, on each rank its own. That and its matrices are in checkpoints, so th
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, distributed
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from ooc.config.base import RunConfig
 from ooc.runtime.ranks import Ranks
 from ooc.stores.errors import ConfigError
 
+if TYPE_CHECKING:  # the hooks are imported where a run has them: few do
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+
 WHOLE_STEPS = 10
 """optimizer steps before PowerSGD begins, as the first gradients change fastest (and DDP asks for two)"""
-_HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
 
 
 def check_compression(config: RunConfig, ranks: Ranks, device: torch.device) -> None:
@@ -46,15 +46,20 @@ class CompressedGradients:
         self._how, self._ranks = getattr(config, "compress_gradients", "none"), ranks
         self._powersgd: PowerSGDState | None = None
         if self._how == "powersgd":
+            from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
             rank = getattr(config, "powersgd_rank", 1)
-            self._powersgd = PowerSGDState(ranks.group, rank, WHOLE_STEPS, random_seed=config.seed % 2**32)
+            self._powersgd = powerSGD_hook.PowerSGDState(ranks.group, rank, WHOLE_STEPS, random_seed=config.seed % 2**32)
 
     def register(self, module: DistributedDataParallel) -> None:
         """Have `module` exchange gradients so."""
         if self._powersgd is not None:
             module.register_comm_hook(self._powersgd, _in_order)
         elif self._how != "none":
-            module.register_comm_hook(self._ranks.group, _HOOKS[self._how])
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+            module.register_comm_hook(self._ranks.group, hooks[self._how])
 
     def state(self) -> dict[str, Any] | None:
         """What a checkpoint holds, the same on all ranks: what each of them left out is gathered. None where there is none."""
@@ -90,11 +95,13 @@ class CompressedGradients:
 
 
 def _in_order(
-    state: PowerSGDState,
+    state: "PowerSGDState",
     bucket: distributed.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[Tensor]:
     """The hook, done when it returns: it sends in several steps, and those of ranks must not mix with what DDP sends itself
     (which parameters were used), as gloo matches collectives by their order."""
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
+
     future = powerSGD_hook(state, bucket)
     future.wait()
     return future
