@@ -149,7 +149,7 @@ def ingest(
         reduce: Fewer columns of x, by all of its rows: "pca:64", "svd:64", or "random:64" (Gaussian). The store keeps the map
             (`Dataset.feature_map`) and applies it to rows that are appended, which have the input's width.
         select: The columns of x with the most variance, "variance:64", or the most mutual information with the classes of
-            the training nodes, "mutual:64" (as scikit-learn's `mutual_info_classif`).
+            the training nodes, "mutual:64" (by scikit-learn's `mutual_info_classif`; extra ooc[select]).
         parts: Renumber nodes so that each of this many parts is a range of ids.
         partitioner: How parts are made.
         order: Order of the nodes: the input's, or by degree.

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.feature_map import FeatureMap
-from ooc.stores.ingest.column_scores import mutual_information
 from ooc.stores.ingest.duck import Progress
 from ooc.stores.ingest.nodes import Block, Rows
 from ooc.stores.ingest.principal import check_room, leading, moments_of, workers
@@ -96,6 +96,8 @@ def _best(scores: NDArray[np.float64], width: int) -> NDArray[np.int64]:
 def _mutual(rows: Rows, pieces: Callable[[str], Iterator[NDArray[np.float64]]], fit: Fit) -> NDArray[np.float64]:
     """The mutual information of each column with the labels of the training rows, or of a sample of them that fits."""
     labels, columns = fit.labels, rows.width or 1
+    if find_spec("sklearn") is None:
+        raise ConfigError("`mutual` needs the extra ooc[select]: pip install 'ooc[select]', or use `variance`")
     if labels is None:
         raise ConfigError("`mutual` compares columns with the labels of training nodes: give labels of classes and a split")
     training, known = _training(labels, rows.count, max(1, SAMPLE_BYTES // (8 * columns)), fit.seed)
@@ -106,8 +108,11 @@ def _mutual(rows: Rows, pieces: Callable[[str], Iterator[NDArray[np.float64]]], 
         low, high = np.searchsorted(training, [done, done + len(piece)]).tolist()
         held[low:high] = piece[training[low:high] - done]
         done += len(piece)
-    with workers() as pool:
-        return np.asarray(mutual_information(held, known, fit.seed, pool))
+    if len(np.unique(known)) == len(known):
+        return np.zeros(columns)  # no two rows have the same label
+    from sklearn.feature_selection import mutual_info_classif
+
+    return np.asarray(mutual_info_classif(held, known, discrete_features=False, copy=False, random_state=fit.seed))
 
 
 def _training(labels: Labels, count: int, most: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
