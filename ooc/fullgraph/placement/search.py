@@ -138,7 +138,10 @@ class Step(NamedTuple):
 
 
 def search(program: Program, profile: StepProfile, room: Bytes, known: float = np.inf) -> SearchResult | None:
-    """The placement that takes the least time, or None where nothing fits `room` or is as fast as `known` seconds."""
+    """The placement that takes the least time, or None where nothing fits `room` or is as fast as `known` seconds.
+
+    Features stay with the host: a step that has all values on the GPU (`Placement.resident`) is not weighed here.
+    """
     searching = _Search(StepCosts(program, profile), room)
     quick, most = searching.run(known, FIRST), max(LEAST_MOST, MOST // len(searching.stages.stages))
     if quick is None:

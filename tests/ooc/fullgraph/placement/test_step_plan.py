@@ -59,7 +59,9 @@ def problems(draw: st.DrawFn) -> tuple[Program, StepProfile, TierRoom]:
     program = chain(widths, saved=saved, constant=constant, initial=initial)
     placements, count = {}, 1
     for value in draw(st.permutations(program.values)):
-        allowed = [where for where in value.placements if gpu or where is not TensorPlacement.DEVICE]
+        # Features are on a GPU with all else or not at all (`Placement.resident`), which is not for the search to weigh.
+        on_gpu = gpu and value.kind != "features"
+        allowed = [where for where in value.placements if on_gpu or where is not TensorPlacement.DEVICE]
         lasts = value.name == "initial"  # read at every layer: never made again where it can be kept
         some = draw(st.lists(st.sampled_from(allowed), min_size=1, max_size=4, unique=True))
         some = [TensorPlacement.RETAINED, TensorPlacement.DISK, TensorPlacement.RECOMPUTED] if lasts else some
