@@ -23,37 +23,45 @@ Piece = Callable[[], object]
 class _Share:
     """Pieces that several threads take in turn."""
 
-    def __init__(self, pieces: Sequence[Piece], helpers: int) -> None:
+    def __init__(self, pieces: Sequence[Piece]) -> None:
         self._left, self._lock = iter(pieces), threading.Lock()
+        self._undone, self._done = len(pieces), threading.Event()
+        if not pieces:
+            self._done.set()
         self._failure: BaseException | None = None
         self._inference = torch.is_inference_mode_enabled()
-        self._ended: SimpleQueue[None] = SimpleQueue()
-        self._helpers = helpers
 
     def work(self) -> None:
         """Do pieces until none is left. What one fails on is kept, and ends the work."""
-        try:
-            while (piece := self._next()) is not None:
+        while (piece := self._next()) is not None:
+            try:
                 piece()
-        except BaseException as error:  # raised by `wait`
-            self._failure = error
+            except BaseException as error:  # raised by `wait`
+                self._failure = error
+            self._count()
 
     def help(self) -> None:
         """`work` in another thread, whose modes are not the caller's."""
         with torch.inference_mode(self._inference), torch.no_grad(), single_threaded():
             self.work()
-        self._ended.put(None)
 
     def wait(self) -> None:
-        """Until all helpers have ended. Raises what a piece failed on."""
-        for _ in range(self._helpers):
-            self._ended.get()
+        """Until all pieces are done, also where a helper has not woken yet. Raises what a piece failed on."""
+        self._done.wait()
         if self._failure is not None:
             raise self._failure
 
     def _next(self) -> Piece | None:
         with self._lock:
-            return None if self._failure is not None else next(self._left, None)
+            return next(self._left, None)
+
+    def _count(self) -> None:
+        with self._lock:
+            self._undone -= 1
+            if self._failure is not None:  # those that no thread has taken are left out
+                self._undone -= sum(1 for _ in self._left)
+            if self._undone == 0:
+                self._done.set()
 
 
 class _Crew:
@@ -90,7 +98,7 @@ def in_pieces(pieces: Sequence[Piece], threads: int | None = None) -> None:
     >>> in_pieces([partial(torch.mm, rows[:512], weight, out=out[:512]), partial(torch.mm, rows[512:], weight, out=out[512:])])
     """
     helpers = min(threads or torch.get_num_threads(), len(pieces)) - 1
-    share = _Share(pieces, max(0, helpers))
+    share = _Share(pieces)
     if helpers > 0:
         _crew.help(share, helpers)
     with torch.no_grad(), single_threaded():

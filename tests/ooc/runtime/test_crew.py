@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from ooc.runtime.crew import in_pieces, knows_threads, single_threaded
+from ooc.runtime.crew import _Crew, in_pieces, knows_threads, single_threaded
 from ooc.runtime.restoring import settings_restored
 
 
@@ -30,6 +30,27 @@ def test_what_a_piece_fails_on_is_raised_and_the_crew_works_on(threads: int) -> 
     done: list[int] = []
     in_pieces([partial(done.append, 1)] * 4, threads)
     assert len(done) == 4
+
+
+def test_pieces_are_done_without_a_helper_that_has_no_time() -> None:
+    meet, release, in_time = threading.Barrier(3, timeout=60), threading.Event(), list[bool]()
+
+    def piece() -> None:
+        meet.wait()
+        in_time.append(release.wait(20))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ooc.runtime.crew._crew", _Crew())
+        busy = threading.Thread(target=in_pieces, args=([piece] * 2, 2))
+        busy.start()
+        meet.wait()  # it and the only helper are at work
+        done: list[int] = []
+        in_pieces([partial(done.append, number) for number in range(4)], threads=2)
+        assert done == [0, 1, 2, 3]
+        release.set()
+        busy.join(60)
+        assert in_time == [True, True]
+        in_pieces([], threads=2)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
