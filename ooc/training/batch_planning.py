@@ -13,7 +13,8 @@ from torch import Tensor
 from ooc.config.base import RunConfig
 from ooc.config.nodes import TrainConfig
 from ooc.graph.blocks import Subgraph
-from ooc.history.embedding_tables import EmbeddingTables, shares_of_tables, table_row_bytes
+from ooc.history.embedding_table import table_row_bytes
+from ooc.history.embedding_tables import EmbeddingTables, shares_of_tables
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.pass_plan import ram_bytes
 from ooc.layerwise.shape import besides_bytes

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ooc.history.embedding_tables import EmbeddingTable, EmbeddingTables
+from ooc.history.embedding_table import EmbeddingTable
+from ooc.history.embedding_tables import EmbeddingTables
 from ooc.stores.errors import StoreError
 
 N, WIDTH, LR = 300, 5, 0.05

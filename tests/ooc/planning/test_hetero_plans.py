@@ -113,7 +113,7 @@ def test_a_plan_leaves_nothing_behind_and_names_the_tables(
 ) -> None:
     """Nor does it make the tables, which may be larger than the disk that the run's directory is not on."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ooc.history.embedding_tables.EmbeddingTable.open", None)
+    monkeypatch.setattr("ooc.history.embedding_table.EmbeddingTable.open", None)
     flags = [str(store), "--model", "rsage", "--fanout", "3,3", "--hidden", "8", "--batch-size", "64", "--epochs", "1"]
     assert main(["plan", *flags, "--mode", "sampled"]) == 0
     printed = capsys.readouterr().out
