@@ -79,6 +79,11 @@ class LightGCNConfig(DividedEdges, RunConfig):
         return self
 
     @property
+    def ranked_k(self) -> list[int]:
+        """The k of Recall@k and NDCG@k."""
+        return self.eval_k
+
+    @property
     def monitored(self) -> str:
         """The score that selects the best rows."""
         return self.monitor or f"recall@{self.eval_k[0]}"

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ooc.config.base import Fraction, Positive, Ratio, RunConfig, Size, Width, Words, changed, check_model, task_name
+from ooc.config.base import Counts, Fraction, Positive, Ratio, RunConfig, Size, Width, Words, changed, check_model, task_name
 from ooc.config.divided_edges import DividedEdges
 from ooc.stores.sizes import parse_bytes
 
@@ -15,6 +15,7 @@ OF_MODEL = {
     "reciprocal": WITH_RELATIONS,
     "relation_weight": WITH_RELATIONS,
     "weight_decay": WITH_RELATIONS,
+    "eval_k": ("mf",),
 }
 """settings that apply to these models only"""
 OF_LOSS = {
@@ -107,8 +108,15 @@ class TableConfig(DividedEdges, RunConfig):
         default=None, description="Rank among so many random candidates, an estimate; by default among all."
     )
     eval_every: Positive = Field(default=5, description="Epochs between evaluations on validation.")
-    monitor: Literal["mrr", "hits@1", "hits@3", "hits@10"] | None = Field(
-        default=None, description="Validation score that selects the best model; by default mrr."
+    eval_k: Counts | None = Field(
+        default=None,
+        description="k of Recall@k and NDCG@k (mf), such as 10,20: all destinations are ranked for every source; by default "
+        '20, and none with eval_candidates; none: "".',
+    )
+    monitor: str | None = Field(
+        default=None,
+        description="Validation score that selects the best model: mrr, hits@1, hits@3, hits@10, of mf recall@k or ndcg@k of "
+        "`eval_k` too; by default mrr.",
     )
 
     @model_validator(mode="after")
@@ -127,6 +135,10 @@ class TableConfig(DividedEdges, RunConfig):
             raise ValueError("regularizer applies with regularizer_weight above 0: set that too, or leave it out")
         if sum(self.shares) >= 1:
             raise ValueError("val = {} and test = {} leave no edges to train on: give less".format(*self.shares))
+        if self.eval_k and self.eval_candidates is not None:
+            raise ValueError("eval_k ranks all destinations, and eval_candidates a sample of them: leave one out")
+        if self.monitor is not None and self.monitor not in (scores := self._scores):
+            raise ValueError(f"monitor = {self.monitor!r} is no score of this run: use one of {', '.join(scores)}")
         self._check_buckets()
         return self
 
@@ -146,6 +158,18 @@ class TableConfig(DividedEdges, RunConfig):
     @property
     def automatic(self) -> tuple[str, ...]:
         return "buckets", "resident"
+
+    @property
+    def ranked_k(self) -> list[int]:
+        """The k of Recall@k and NDCG@k; none where sources have no lists."""
+        if self.model != "mf" or self.eval_candidates is not None:
+            return []
+        return [20] if self.eval_k is None else self.eval_k
+
+    @property
+    def _scores(self) -> list[str]:
+        """What may select the best model."""
+        return [*("mrr", "hits@1", "hits@3", "hits@10"), *(f"{name}@{k}" for k in self.ranked_k for name in ("recall", "ndcg"))]
 
     @property
     def has_relations(self) -> bool:

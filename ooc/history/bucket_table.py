@@ -108,7 +108,7 @@ class BucketTable:
     def follow(self, visits: Sequence[Visit], later: Sequence[Visit] = ()) -> None:
         """Have these visits next, in this order; `visit` goes through them. later: those behind them, as far as known."""
         assert self.room >= min(self.shape.buckets, 1 + len(visits[0].resident)), "the one to read ahead has a place too"
-        self._settle()
+        self.settle()
         self._ahead = UpcomingBuckets(visits, later)
 
     def visit(self, number: int) -> None:
@@ -135,7 +135,7 @@ class BucketTable:
 
     def flush(self) -> None:
         """Write all that was changed, so that the files have what memory has. Raises StoreError where the disk is full."""
-        self._settle()
+        self.settle()
         for bucket in np.flatnonzero(self._dirty & (self._slot >= 0)).tolist():
             self._write(bucket, int(self._slot[bucket]))
         if self._ahead.at >= 0:
@@ -143,7 +143,7 @@ class BucketTable:
 
     def read(self, ids: Ints, kept: str | None = None) -> Floats:
         """Rows `ids` (int64[n], any), float32[n, width]; those of buckets on disk one by one. kept: as of `blocks`."""
-        self._settle()
+        self.settle()
         shape, rows = self.shape, np.empty((len(ids), self.shape.width), np.float32)
         slot = np.full(len(ids), -1) if kept is not None else self._slot[ids % shape.buckets]
         here = np.flatnonzero(slot >= 0)
@@ -169,7 +169,7 @@ class BucketTable:
         Raises:
             StoreError: The disk fails, or behind the last rows of a bucket whose bytes are not those that were written.
         """
-        self._settle()
+        self.settle()
         count = max(1, BLOCK_BYTES // (4 * self.shape.packed * self.shape.page_rows)) * self.shape.page_rows
         buffer = page_buffer(4 * self.shape.packed * count)
         rows = np.empty((count, self.shape.width), np.float32)
@@ -211,9 +211,9 @@ class BucketTable:
     def _bring(self, bucket: int) -> None:
         """Have a bucket in memory, which may be on its way."""
         if self._coming is None or self._coming[0] != bucket:
-            self._settle()
+            self.settle()
             self._start(bucket)
-        self._settle()
+        self.settle()
 
     def _read_ahead(self) -> None:
         """Begin to read the next bucket that is not in memory, if one can leave for it."""
@@ -270,8 +270,8 @@ class BucketTable:
     def _bytes(self, slot: int) -> NDArray[np.uint8]:
         return self._buffer[slot * self.shape.bucket_bytes : (slot + 1) * self.shape.bucket_bytes]
 
-    def _settle(self) -> None:
-        """Wait for what is on its way. Raises what it failed on."""
+    def settle(self) -> None:
+        """Wait for what is on its way, so that `read` and `blocks` change nothing. Raises what it failed on."""
         if self._coming is not None:
             (bucket, slot, future), self._coming = self._coming, None
             future.result()

@@ -17,7 +17,7 @@ from torch import Tensor
 from ooc.history.row_optimizers import ADAM_EPS, BETAS
 from ooc.layerwise.propagation import SymmetricAdjacency, propagate
 from ooc.runtime.parts import in_parts
-from ooc.stores.arrays.rows import AnyArray, Ids
+from ooc.stores.arrays.rows import Ids
 from ooc.stores.jit import kernel
 
 PLANES = 3
@@ -115,15 +115,6 @@ class PropagatedTable:
             return True
 
         return self._each_block(following, changed)
-
-    def propagated(self, take: Callable[[int, int, AnyArray], None]) -> None:
-        """Give the rows of all nodes behind the propagation, some columns at a time: take(first, last, float32[N, columns])."""
-
-        def taken(values: Tensor, first: int, last: int) -> bool:
-            take(first, last, propagate(self.adjacency, values[0], self.layers).numpy())
-            return False
-
-        self._each_block(np.empty(0, np.int64), taken)
 
     def _each_block(self, nodes: Ids, work: Callable[[Tensor, int, int], bool]) -> PropagatedRows:
         """Go through the blocks: work(values, first column, last column) says whether it changed one. Then the nodes' rows."""

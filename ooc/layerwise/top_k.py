@@ -151,6 +151,13 @@ class Ranking:
             )
         return _grouped(need, left, len(source))
 
+    def lists(self, source: Ids, k: int, memory: str | int | None) -> Iterator[TopK]:
+        """The lists of k items of `source` (int64[n]), of as many at a time as the memory holds; see `groups` and `fill`."""
+        for part in self.groups(source, k, memory):
+            best = TopK.empty(source[part], k)
+            self.fill(best)
+            yield best
+
     def fill(self, best: TopK) -> None:
         """Fill the lists of some sources in one pass over the items. Raises OocError for a score that is NaN."""
         source, none = _read(self.rows, best.source), np.full(len(best.source), -1)

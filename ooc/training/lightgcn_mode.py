@@ -1,6 +1,6 @@
 """The mode "lightgcn": rows of nodes behind LightGCN's propagation over the whole graph, exact in every step."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,9 +16,10 @@ from ooc.config.lightgcn import LightGCNConfig
 from ooc.history.column_blocks import MOVING, StoredBlocks, block_bytes, column_bytes
 from ooc.history.grown_table import moved_rows
 from ooc.history.history import Growth
+from ooc.history.propagated_rows import write_propagated
 from ooc.history.propagated_table import PropagatedRows, PropagatedTable
 from ooc.layerwise.filtered_ranks import TableInOrder
-from ooc.layerwise.propagation import SymmetricAdjacency, propagate
+from ooc.layerwise.propagation import SymmetricAdjacency
 from ooc.loading.relation_links import RelationLinks, RelationSplit
 from ooc.metrics.link_losses import LinkLoss
 from ooc.models.edge_decoders import DotDecoder
@@ -33,23 +34,27 @@ from ooc.sampling.links import EdgeLookup
 from ooc.stores.arrays.bucket_rows import BucketRows
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.mutable_rows import DiskRows
-from ooc.stores.arrays.rows import AnyArray, Ids
+from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.atomic import remove_tree
 from ooc.stores.sizes import format_bytes
+from ooc.training import checkpoint
 from ooc.training.link_mode import link_type
-from ooc.training.link_ranking import LinkRankings
 from ooc.training.mode import Mode, RunContext, RunState, Scores
-from ooc.training.trained_table import TrainedTable
+from ooc.training.run import MODEL
+from ooc.training.table_lists import ranked_scores
+from ooc.training.table_memory import lists_bytes
+from ooc.training.trained_table import TrainedTable, check_numbering
 
 FOLDER, EMBEDDINGS = "table", "embeddings"
 """of the rows with their moments; of what they become behind the propagation, by node, once the run has ended"""
+NOW = f"{EMBEDDINGS}-now"
+"""of the same while they are scored"""
 BEST = "best"
 """name of the view of the best rows on validation"""
 _WORKING = 6
 """blocks' rows that are in memory while one is propagated, beside its own"""
-_ROWS_AT_ONCE = 2**14
 
 
 class LinkBatch(NamedTuple):
@@ -101,7 +106,8 @@ class LightGCNMode(Mode):
     def trained_table(cls, run: Path, config: LightGCNConfig, dataset: Dataset, ended: Any) -> Iterator[TrainedTable]:
         """See `Mode`: the rows behind the propagation."""
         links = RelationLinks(dataset, config.edge_type, relations=False)
-        with closing(DiskRows.open(run / EMBEDDINGS)) as rows:
+        with closing(DiskRows.open(run / ended[EMBEDDINGS])) as rows:
+            check_numbering(run, links, {"rows": rows.shape[0], **ended})
             yield TrainedTable(dataset, links, DotScorer(config.hidden), TableInOrder(rows))
 
     def _divided(self) -> tuple[list[int], int]:
@@ -130,7 +136,6 @@ class LightGCNMode(Mode):
         rows, parts, own, steps = self.links.num_nodes, len(self.columns), self.columns[0], self.steps_per_epoch
         entries, moved = 8 * len(self.train), 0 if self.room >= parts else parts + MOVING - self.room
         passes = 2 * self.config.layers * parts * steps if entries > self._adjacency_room else 0
-        used = self._adjacency_bytes() + _WORKING * 4 * rows * own + self.room * own * column_bytes(rows)
         return TablePlan(
             budget=self.budget,
             unit="blocks of columns",
@@ -145,11 +150,18 @@ class LightGCNMode(Mode):
             first=Exchanged((steps - 1) * moved, steps * moved),
             later=Exchanged(steps * moved, steps * moved),
             link_bytes_read=entries * passes,
-            spare=max(0, self.budget.batches - used),
+            spare=self._spare,
         )
 
     def predict_ranks(self, nproc: int, bandwidth: int) -> RanksPlan:
         raise ConfigError("nproc does not apply to mode lightgcn, which trains in one process: leave it out")
+
+    @property
+    def _spare(self) -> int:
+        """Bytes that neither links nor rows take."""
+        rows, own = self.links.num_nodes, self.columns[0]
+        used = self._adjacency_bytes() + _WORKING * 4 * rows * own + self.room * own * column_bytes(rows)
+        return max(0, self.budget.batches - used)
 
     def _adjacency_bytes(self) -> int:
         """Of the neighbors that are in memory, and of two numbers a node."""
@@ -284,7 +296,7 @@ class LightGCNMode(Mode):
         """See `Mode`: Recall@k and NDCG@k of validation, where there are links of it."""
         if self.config.val_split not in self.split.names or not self.split.count(self.config.val_split):
             return {}
-        scores = self._ranked([self.config.val_split], kept=False)[self.config.val_split]
+        scores = self._ranked(self.config.val_split)
         best = self.run.judge(scores)
         if best:
             self.blocks.keep(BEST)
@@ -292,75 +304,50 @@ class LightGCNMode(Mode):
         return {"val": scores, "best": best}
 
     def ended(self) -> dict[str, Any]:
-        """See `Mode`: the best rows behind the propagation are written by node."""
-        remove_tree(self.config.out / EMBEDDINGS)
-        self._write(self.config.out / EMBEDDINGS, self.kept).close()
-        return {EMBEDDINGS: EMBEDDINGS}
+        """See `Mode`: the best rows behind the propagation are written by node, beside those of an earlier end."""
+        before = checkpoint.load(self.config.out, MODEL) or {}
+        self._ended = EMBEDDINGS if before.get(EMBEDDINGS) != EMBEDDINGS else f"{EMBEDDINGS}-again"
+        with closing(self._write(self._ended, self.kept)) as rows:
+            rows.sync()
+        return {EMBEDDINGS: self._ended, **self._about}
 
     def final_scores(self) -> dict[str, Scores]:
         wanted = [name for name in self.split.names if name in self.config.eval_splits and self.split.count(name)]
         if not wanted:
             return {}
         booked = self.run.measure("ranking"), self.run.booked("evaluate_seconds")
-        with booked[0], booked[1], closing(DiskRows.open(self.config.out / EMBEDDINGS)) as rows:
+        with booked[0], booked[1], closing(DiskRows.open(self.config.out / self._ended)) as rows:
             return self._scores(wanted, rows)
 
-    def _ranked(self, wanted: list[str], kept: bool) -> Mapping[str, Scores]:
-        """The scores of rows as they are now."""
-        path = self.config.out / f"{EMBEDDINGS}-now"
-        remove_tree(path)
+    def _ranked(self, split: str) -> Scores:
+        """The scores of a split by the rows as they are now."""
         try:
-            with closing(self._write(path, kept)) as rows:
-                return self._scores(wanted, rows)
+            with closing(self._write(NOW, kept=False)) as rows, self.run.stoppable():
+                return self._scores([split], rows)[split]
         finally:
-            remove_tree(path)
+            remove_tree(self.config.out / NOW)
 
     def _scores(self, wanted: list[str], rows: DiskRows) -> dict[str, Scores]:
-        config = self.config
-        parts = {name: self.split.members(name)[0] for name in self.split.names if name != config.train_split}
-        ranking = LinkRankings(self.dataset, self.key, parts, config.val_split, config.eval_k, config.out / "ranking")
+        trained = TrainedTable(self.dataset, self.links, DotScorer(self.config.hidden), TableInOrder(rows))
+        return ranked_scores(trained, self.split, wanted, self.config, lists_bytes(self._spare))
 
-        def embedded(node_type: str, ids: Ids | None) -> Iterator[tuple[Ids, AnyArray]]:
-            first, count = self.links.first[node_type], self.dataset.nodes(node_type).num_nodes
-            every = np.arange(count) if ids is None else ids
-            for start in range(0, len(every), _ROWS_AT_ONCE):
-                node = every[start : start + _ROWS_AT_ONCE]
-                out = np.empty((len(node), rows.shape[1]), np.float32)
-                rows.read(node + first, out)
-                yield node, out
+    def _write(self, name: str, kept: bool) -> DiskRows:
+        """The rows behind the propagation, or those that were kept, by node."""
 
-        return ranking.scores(wanted, embedded, self.model)
+        def load(block: int) -> Tensor:
+            return self.blocks.load_kept(block, BEST) if kept else self.blocks.load(block)[0]
 
-    def _write(self, path: Path, kept: bool) -> DiskRows:
-        """The rows behind the propagation by node; of several blocks of columns, each in a file of its own first."""
-        rows, width = self.links.num_nodes, self.config.hidden
-        parts: list[DiskRows] = []
-        for block, columns in enumerate(self.columns):
-            own = path.with_name(f"{path.name}-{block}") if len(self.columns) > 1 else path
-            remove_tree(own)
-            part = DiskRows.create(own, (rows, columns), "float32")
-            parts.append(part)
-            own_rows = self.blocks.load_kept(block, BEST) if kept else self.blocks.load(block)[0]
-            found = propagate(self.table.adjacency, own_rows, self.config.layers).numpy()
-            for node in _parts_of(rows):
-                part.write(node, found[node])
-        if len(parts) == 1:
-            return parts[0]
-        whole = DiskRows.create(path, (rows, width), "float32")
-        for node in _parts_of(rows):
-            columns_of = [np.empty((len(node), part.shape[1]), np.float32) for part in parts]
-            for part, out in zip(parts, columns_of, strict=True):
-                part.read(node, out)
-            whole.write(node, np.concatenate(columns_of, 1))
-        for block, part in enumerate(parts):
-            part.close()
-            remove_tree(path.with_name(f"{path.name}-{block}"))
-        return whole
+        where = self.config.out / name, self.columns, load
+        return write_propagated(*where, self.table.adjacency, self.config.layers, self.run.stoppable)
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        """How rows are numbered."""
+        return {"rows": self.links.num_nodes, "first": dict(self.links.first)}
 
     def state(self, cursor: RunState) -> dict[str, Any]:
         about = {"columns": self.columns, "steps": self.table.steps, "kept": self.kept, "folder": self._folder}
-        about |= {"rows": self.links.num_nodes, "first": dict(self.links.first)}
-        return {"table": {**about, "blocks": self.blocks.state()}}
+        return {"table": {**about, **self._about, "blocks": self.blocks.state()}}
 
     def commit(self) -> None:
         self.blocks.files.commit()
@@ -379,9 +366,7 @@ class LightGCNMode(Mode):
         for path in self.config.out.glob(f"{FOLDER}*"):
             if path.name != self._folder:
                 remove_tree(path)  # as it was before the store has grown
+        for path in self.config.out.glob(f"{EMBEDDINGS}*"):
+            if path.name != self._ended:
+                remove_tree(path)  # of an earlier end
         return {"columns": self.columns}
-
-
-def _parts_of(count: int) -> Iterator[Ids]:
-    for start in range(0, count, _ROWS_AT_ONCE):
-        yield np.arange(start, min(start + _ROWS_AT_ONCE, count))

@@ -209,15 +209,16 @@ class LinkMode(SampledMode):
             return found
         decoder: Any = self.model.link_decoder
         with self.run.measure("ranking"), self.run.booked("evaluate_seconds"):
-            ranked = self.ranks.decided(lambda: self._rankings().scores(found, self._embedded, decoder))
+            ranked = self.ranks.decided(lambda: self._ranked(found, decoder))
         return {part: {**scores, **ranked[part]} for part, scores in found.items()}
 
-    def _rankings(self) -> LinkRankings:
+    def _ranked(self, wanted: Iterable[str], decoder: nn.Module) -> dict[str, Scores]:
         config, edges = self.config, self.dataset.edges(self.edge_type)
         lookup, parts = EdgeLookup(edges.graph), [name for name in self.split.names if name != config.train_split]
         members = {name: self.split.members(name, lookup.pieces(), edges.num_edges) for name in parts}
-        own = members, config.val_split, config.eval_k, config.out / RANKING_FOLDER
-        return LinkRankings(self.dataset, self.edge_type, *own)
+        rankings = LinkRankings(self.dataset, self.edge_type, members, config.val_split, config.eval_k)
+        with rankings.embedded(wanted, self._embedded, decoder, config.out / RANKING_FOLDER) as lists:
+            return rankings.scores(wanted, lists)
 
     def _embedded(self, node_type: str, ids: Ids | None) -> Iterator[tuple[Ids, AnyArray]]:
         """See `link_ranking.Embedded`: by the neighborhoods of the other scores."""

@@ -1,7 +1,7 @@
 """Recall@k and NDCG@k of a run of links: what it ranks first among all destinations, for sources of a part of the edges."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from copy import deepcopy
 from pathlib import Path
 
@@ -24,13 +24,15 @@ from ooc.training.mode import Scores
 _SOURCES_AT_ONCE = 2**12
 Embedded = Callable[[str, Ids | None], Iterator[tuple[Ids, AnyArray]]]
 """(node type, some of its nodes, ascending, or None for all) -> nodes and their embeddings, a batch at a time"""
+Lists = Callable[[Ids, int, KnownLinks], Iterator[TopK]]
+"""(sources int64[n], k, links to leave out) -> the k best destinations of the sources, some sources at a time, in order"""
 
 
 class LinkRankings:
     """Scores of the ranking of all destinations, for the sources that have links in a part of the edges.
 
     Left out of the lists of a part are the links known before it: those that carry messages and, but for the validation part,
-    those of validation. Embeddings are on disk in `folder` meanwhile.
+    those of validation.
 
     Args:
         dataset: The data set.
@@ -38,40 +40,53 @@ class LinkRankings:
         parts: Of the edges that carry no messages: name -> slots.
         val: Name of the validation part.
         ks: The values of k.
-        folder: A directory of its own, which goes when the scores are there.
+
+    >>> LinkRankings(ds, ("user", "likes", "item"), {"val": slots}, "val", [20]).scores(["val"], lists)
+    {'val': {'recall@20': 0.18, 'ndcg@20': 0.15}}
     """
 
-    def __init__(
-        self, dataset: Dataset, edge_type: EdgeKey, parts: Mapping[str, Members], val: str, ks: list[int], folder: Path
-    ) -> None:
-        self._dataset, self._key, self._parts, self._val, self._ks, self._folder = dataset, edge_type, parts, val, ks, folder
+    def __init__(self, dataset: Dataset, edge_type: EdgeKey, parts: Mapping[str, Members], val: str, ks: list[int]) -> None:
+        self._dataset, self._key, self._parts, self._val, self._ks = dataset, edge_type, parts, val, ks
         self._edges, self._same = dataset.edges(edge_type), edge_type[0] == edge_type[2]
 
-    def scores(self, wanted: Iterable[str], embedded: Embedded, decoder: nn.Module) -> dict[str, Scores]:
+    def scores(self, wanted: Iterable[str], lists: Lists) -> dict[str, Scores]:
         """The scores of some of the parts, empty for one without links.
 
         Args:
             wanted: Names of the parts; the name of none of them stands for the edges that carry messages.
-            embedded: What makes embeddings.
-            decoder: What scores pairs.
+            lists: What ranks.
 
         Raises:
             BudgetError: The memory does not hold the lists of some sources.
         """
-        sources = {name: self._sources(self._among(name)) for name in wanted}
-        ids = np.unique(np.concatenate([*sources.values()]))
+        return {name: self._score(lists, KnownLinks(None, self._edges, self._known(name)), name) for name in wanted}
+
+    @contextmanager
+    def embedded(self, wanted: Iterable[str], embedded: Embedded, decoder: nn.Module, folder: Path) -> Iterator[Lists]:
+        """Lists by embeddings that are on disk meanwhile.
+
+        Args:
+            wanted: Names of the parts whose sources have embeddings.
+            embedded: What makes embeddings.
+            decoder: What scores pairs.
+            folder: A directory of its own, which goes with the block.
+        """
+        ids = np.unique(np.concatenate([self._sources(self._among(name)) for name in wanted]))
         decoder = deepcopy(decoder).cpu()  # where lists are made
-        remove_tree(self._folder)
+        remove_tree(folder)
         with ExitStack() as opened:
-            opened.callback(remove_tree, self._folder)
-            target = opened.enter_context(closing(self._rows(self._key[2], embedded, None)))
-            source = target if self._same else opened.enter_context(closing(self._rows(self._key[0], embedded, ids)))
+            opened.callback(remove_tree, folder)
+            target = opened.enter_context(closing(self._rows(folder / "targets", self._key[2], embedded, None)))
+            source = target
+            if not self._same:
+                source = opened.enter_context(closing(self._rows(folder / "sources", self._key[0], embedded, ids)))
             items = np.arange(target.shape[0])
-            found = {}
-            for name, own in sources.items():
-                known = KnownLinks(None, self._edges, self._known(name))
-                found[name] = self._score(Ranking(source, target, decoder, items, known, self._same), own, self._among(name))
-            return found
+
+            def lists(wanted: Ids, k: int, known: KnownLinks) -> Iterator[TopK]:
+                ranking = Ranking(source, target, decoder, items, known, self._same)
+                return ranking.lists(wanted, k, self._dataset.process_memory.limit)
+
+            yield lists
 
     def _among(self, name: str) -> Among:
         """Which slots are of a part."""
@@ -99,10 +114,10 @@ class LinkRankings:
             first += len(src)
         return np.flatnonzero(met)
 
-    def _rows(self, node_type: str, embedded: Embedded, ids: Ids | None) -> DiskRows:
+    def _rows(self, path: Path, node_type: str, embedded: Embedded, ids: Ids | None) -> DiskRows:
         """The embeddings of nodes of a type, by node; those of others stay 0."""
         rows: DiskRows | None = None
-        count, path = self._dataset.nodes(node_type).num_nodes, self._folder / ("targets" if ids is None else "sources")
+        count = self._dataset.nodes(node_type).num_nodes
         try:
             for node, found in embedded(node_type, ids):
                 if rows is None:
@@ -114,22 +129,21 @@ class LinkRankings:
             raise
         return DiskRows.create(path, (count, 1), "float32") if rows is None else rows
 
-    def _score(self, ranking: Ranking, source: Ids, among: Among) -> Scores:
-        """Recall@k and NDCG@k of the lists of these sources."""
+    def _score(self, lists: Lists, known: KnownLinks, name: str) -> Scores:
+        """Recall@k and NDCG@k of the lists of the sources of a part."""
+        among = self._among(name)
         scores, links = RankingScores(self._ks), KnownLinks(None, self._edges, among)
-        k = min(max(self._ks), max(1, len(ranking.items)))
-        for part in ranking.groups(source, k, self._dataset.process_memory.limit):
-            best = TopK.empty(source[part], k)
-            ranking.fill(best)
+        k = min(max(self._ks), max(1, self._dataset.nodes(self._key[2]).num_nodes))
+        for best in lists(self._sources(among), k, known):
             for first in range(0, len(best.source), _SOURCES_AT_ONCE):
                 some = slice(first, first + _SOURCES_AT_ONCE)
-                scores.update(torch.from_numpy(best.item[some]), self._to_find(ranking, links, best.source[some]))
+                scores.update(torch.from_numpy(best.item[some]), self._to_find(links, known, best.source[some]))
         return {name: each for name, each in scores.compute().items() if name.startswith(("recall", "ndcg"))}
 
-    def _to_find(self, ranking: Ranking, links: KnownLinks, source: Ids) -> list[torch.Tensor]:
+    def _to_find(self, links: KnownLinks, left_out: KnownLinks, source: Ids) -> list[torch.Tensor]:
         """The destinations that the lists of sources should have: each once, and none that is left out of them."""
         indptr, node = links.of(source)
-        known_indptr, known = ranking.known.of(source)
+        known_indptr, known = left_out.of(source)
         found = []
         for i in range(len(source)):
             own = np.setdiff1d(node[indptr[i] : indptr[i + 1]], known[known_indptr[i] : known_indptr[i + 1]])

@@ -170,15 +170,16 @@ def group_of(step: int, size: int, start: int, stop: int) -> tuple[int, int]:
 
 @contextmanager
 def interruptible(run: Run) -> Iterator[None]:
-    """Ctrl-C finishes the step, takes a checkpoint and raises KeyboardInterrupt; a second one raises at once."""
+    """Ctrl-C finishes the step (see `Run.interrupt`), takes a checkpoint and raises KeyboardInterrupt; a second one raises
+    at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.getsignal(signal.SIGINT)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        run.interrupted = True
         signal.signal(signal.SIGINT, before)
+        run.interrupt()
 
     signal.signal(signal.SIGINT, stop)
     try:

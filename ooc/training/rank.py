@@ -159,14 +159,14 @@ def _tables(ranking: Ranking, ds: Dataset, key: EdgeKey, ids: Ids, k: int, progr
     """The lists of sources, some at a time; one table at least."""
     source, target, at_once = ds.nodes(key[0]), ds.nodes(key[2]), max(1, ROWS_AT_ONCE // k)
     yield _table(TopK.empty(np.arange(0), k), source, target)  # where there are no sources too
-    for part in ranking.groups(ids, k, ds.process_memory.limit):
-        best = TopK.empty(ids[part], k)
-        ranking.fill(best)
+    done = 0
+    for best in ranking.lists(ids, k, ds.process_memory.limit):
+        done += len(best.source)
         for start in range(0, len(best.source), at_once):
             some = slice(start, start + at_once)
             yield _table(TopK(best.source[some], best.item[some], best.score[some]), source, target)
         if progress is not None:
-            progress("ranking", part.stop, len(ids))
+            progress("ranking", done, len(ids))
 
 
 def _table(best: TopK, source: NodeSet, target: NodeSet) -> pa.Table:

@@ -31,6 +31,10 @@ CHECKPOINT_SECONDS = 2.0
 """... and come no more often than this."""
 
 
+class ScoringStopped(KeyboardInterrupt):
+    """Ctrl-C inside `Run.stoppable`: nothing that a checkpoint saves has changed there."""
+
+
 @dataclass
 class Run:
     """A composed run: see `ooc.training.open_run.compose`."""
@@ -54,6 +58,7 @@ class Run:
         self._saved_at, self._save_seconds = time.monotonic(), 0.0
         self._saved_cursor: tuple[Any, ...] = ()
         self._losses = StepLosses(self.mode.device)
+        self._stoppable = False
 
     @property
     def model(self) -> nn.Module:
@@ -126,11 +131,32 @@ class Run:
             self.watchers.step(epoch, step, total_steps, value)
             self.state.loss_sum += value
 
+    def interrupt(self) -> None:
+        """Ctrl-C: end at the next step's or epoch's end, and inside `stoppable` at once."""
+        self.interrupted = True
+        if self._stoppable:
+            raise ScoringStopped
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """A block that Ctrl-C ends at once, as it changes nothing that a checkpoint saves."""
+        self._stoppable = True
+        try:
+            if self.interrupted:
+                raise ScoringStopped
+            yield
+        finally:
+            self._stoppable = False
+
     def evaluate(self) -> dict[str, Any]:
-        """Score the model; what the epoch's line says of it."""
+        """Score the model; what the epoch's line says of it. Where Ctrl-C ends that, a resumed run scores it."""
         with self.booked("evaluate_seconds"):
             before = self.state.lr_scale
-            line = self.mode.evaluate()
+            try:
+                line = self.mode.evaluate()
+            except ScoringStopped:
+                self.checkpoint()
+                raise
             fell = self.state.lr_scale != before
             return {**line, "lr": self.config.lr * self.state.lr_scale} if fell else line
 

@@ -15,6 +15,7 @@ from ooc.stores.sizes import format_bytes
 
 RANKING_BYTES = 2**26
 """for the queries that are ranked in one pass over the table, and what is known of them"""
+_MOST_LISTS = 2**30
 SORT_BYTES = 2**30
 """for edges that are sorted in memory, at most: more does not make it faster"""
 RESIDENT = 8
@@ -103,9 +104,14 @@ class TableMemory:
             first=first,
             later=later,
             link_bytes_read=link_bytes,
-            spare=max(0, self.budget.buckets - self.room * shape.bucket_bytes),
+            spare=self.spare,
             facts={"swaps": beta_swaps(shape.buckets, resident), "least_swaps": least_swaps(shape.buckets, resident)},
         )
+
+    @property
+    def spare(self) -> int:
+        """Bytes for buckets that no bucket takes."""
+        return max(0, self.budget.buckets - self.room * self.shape.bucket_bytes)
 
     @property
     def sort_bytes(self) -> int:
@@ -157,6 +163,11 @@ class TableMemory:
 
     def _used_up(self, files: BucketRows) -> bool:
         return self._slots - files.slots + files.spare < self._unsaved
+
+
+def lists_bytes(spare: int) -> int:
+    """For the sources that are ranked in one pass over a table, their lists and known links: more where memory is spare."""
+    return min(_MOST_LISTS, RANKING_BYTES + spare // 2)
 
 
 def batch_bytes(config: TableConfig, candidates: int) -> int:

@@ -46,7 +46,7 @@ from ooc.training.run import MODEL
 from ooc.training.table_losses import ComparedRows, LinkRows, TableLoss
 from ooc.training.table_memory import TableMemory
 from ooc.training.table_scores import TableScores
-from ooc.training.trained_table import TrainedTable
+from ooc.training.trained_table import TrainedTable, check_numbering
 
 TABLE, EDGES = "table", "edges"
 """folders of a run"""
@@ -79,7 +79,7 @@ class TableMode(Mode):
         self.model = self._make_model().to(self.device)
         self.memory = self._divided()
         self.budget, self.shape, self.resident = self.memory.budget, self.memory.shape, self.memory.resident
-        self.scores = TableScores(config, self.model, self.links, self.split, self.budget.memory)
+        self.scores = TableScores(config, self.model, self.links, self.split, self.memory)
         self.loss_of = TableLoss(config, self._chunk, len(self.links.tails), len(self.links.heads))
         self._checkpoint_bytes = 0
         self._order: EpochOrder | None = None
@@ -92,6 +92,7 @@ class TableMode(Mode):
         links = RelationLinks(dataset, config.edge_type, config.has_relations)
         scorer = make_scorer(config.model, config.hidden, links.num_relations, config.reciprocal, config.distance)
         scorer.load_state_dict(ended["model"])
+        check_numbering(run, links, ended[TABLE])
         assert config.buckets is not None, "a run has chosen how many"
         shape = TableShape(ended[TABLE]["rows"], config.hidden, config.optimizer, config.buckets)
         files = BucketRows.open(run / ended[TABLE]["folder"], ended[TABLE]["files"])
@@ -312,8 +313,10 @@ class TableMode(Mode):
         return {"val": scores, "best": best}
 
     def _score(self, split: str) -> Scores | None:
-        """MRR and Hits@k of a split; None where it has no links."""
-        return self.scores.of(split, self.table, BEST if self._scores_best else None)
+        """The scores of a split; None where it has no links."""
+        self.table.settle()
+        with self.run.stoppable():
+            return self.scores.of(split, self.table, BEST if self._scores_best else None)
 
     _scores_best = False
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from ooc.config.base import parse, saved_config
 from ooc.config.modes import choice_of, class_of
-from ooc.layerwise.best_answers import Similarity, best_answers, nearest
-from ooc.layerwise.filtered_ranks import CANDIDATES, QUERIES, Answers
+from ooc.layerwise.best_answers import Similarity, nearest
+from ooc.layerwise.filtered_ranks import CANDIDATES, QUERIES
 from ooc.layerwise.top_k import TopK, check_k
 from ooc.loading.arguments import input_nodes_of
 from ooc.runtime.memory_plan import plan_memory
@@ -27,80 +26,8 @@ from ooc.training import checkpoint
 from ooc.training.predictions import ROWS_AT_ONCE, write_tables, write_zarr
 from ooc.training.registry import MODES, mode_of
 from ooc.training.run import MODEL
+from ooc.training.table_lists import AnswerLists
 from ooc.training.trained_table import TrainedTable
-
-_LINK_BYTES = 160
-"""of memory that a link of the sources of a pass takes while queries and known answers are made of it"""
-
-
-class AnswerLists:
-    """The best tails of every head, or of every (head, relation) that the store has, without the links that it has.
-
-    Args:
-        trained: What was learned.
-        k: Tails to keep for each.
-        room: Bytes for the queries of a pass over the table, their answers and the links that are left out.
-
-    Raises:
-        BudgetError: `room` does not hold those of one head.
-
-    >>> for heads, relations, best in AnswerLists(trained, 10, room=2**28): ...
-    """
-
-    def __init__(self, trained: TrainedTable, k: int, room: int) -> None:
-        self.trained, self.k, self._room = trained, k, room
-        self.queries = 0
-        """that were answered so far"""
-
-    def __iter__(self) -> Iterator[tuple[Ids, Ids, TopK]]:
-        """(heads, relations, best answers) of some queries after another, by head and relation."""
-        for first, stop in self._ranges():
-            head, relation, known = self._of(first, stop)
-            if not len(head):
-                continue
-            trained, scorer = self.trained, self.trained.scorer
-            with torch.no_grad():
-                query = scorer.queries(torch.from_numpy(trained.rows_of(head)), torch.from_numpy(relation))
-            options: dict[str, Any] = {"known": known, "allowed": trained.candidates(False), "source": head}
-            best = best_answers(scorer, query, trained.table, self.k, **options)
-            self.queries += len(head)
-            yield head, relation, best
-
-    def _ranges(self) -> Iterator[tuple[int, int]]:
-        """Ranges of heads whose queries and links `room` holds."""
-        heads = self.trained.links.heads
-        count = np.zeros(len(heads), np.int64)
-        for head, _, _ in self.trained.links.pieces():
-            np.add.at(count, head - heads.start, 1)
-        query = 8 * self.trained.scorer.width + 12 * self.k + 64
-        several = self.trained.scorer.num_relations > 0  # then no more queries than links, else one of each head
-        need = np.cumsum(count * (_LINK_BYTES + query * several) + query * (not several))
-        first, before = 0, 0
-        while first < len(heads):
-            stop = int(np.searchsorted(need, before + self._room, side="right"))
-            if stop == first:
-                whole = format_bytes(int(need[first] - before))
-                raise BudgetError(
-                    f"the {count[first]:,} links and the lists of node {heads.start + first} take {whole} of memory, more than "
-                    f"{format_bytes(self._room)}: give more memory, or a smaller top"
-                )
-            yield heads.start + first, heads.start + stop
-            first, before = stop, int(need[stop - 1])
-
-    def _of(self, first: int, stop: int) -> tuple[Ids, Ids, Answers]:
-        """(heads, relations, known answers by number of query) of heads first..stop-1."""
-        base, found = max(1, self.trained.scorer.num_relations), [(np.empty(0, np.int64), np.empty(0, np.int64))]
-        for head, relation, tail in self.trained.links.pieces():
-            some = (head >= first) & (head < stop)
-            found.append((head[some] * base + (relation[some] if base > 1 else 0), tail[some]))
-        key, tail = (np.concatenate(each) for each in zip(*found, strict=True))
-        if self.trained.scorer.num_relations:
-            keys, group = np.unique(key, return_inverse=True)
-        else:
-            keys, group = np.arange(first, stop), key - first
-        head, relation = np.divmod(keys, base)
-        same = np.arange(len(keys))  # a head is no answer to itself, where tails are of its type
-        return head, relation, Answers(np.concatenate([group, same]), np.concatenate([tail, head]))
 
 
 def answer_tables(trained: TrainedTable, lists: AnswerLists) -> Iterator[pa.Table]:

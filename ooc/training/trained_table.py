@@ -1,7 +1,9 @@
 """The rows of a run with a table, and what scores them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +20,19 @@ from ooc.training.predictions import external_ids
 
 _ONE_BY_ONE = 64
 """Rows are read one by one where they are fewer than a 64th of all"""
+
+
+def check_numbering(run: Path, links: RelationLinks, ended: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a run ended with rows of other nodes than the store has now.
+
+    ended: "rows", their number, and "first", the number of the first node of each type, of which earlier versions said nothing.
+    """
+    first = dict(links.first)
+    if (ended["rows"], ended.get("first", first)) != (links.num_nodes, first):
+        raise ConfigError(
+            f"{run} has rows of the nodes that {links.dataset.path} had before it has grown: go on with the run "
+            "(`resume=True, grown=True`)"
+        )
 
 
 @dataclass(frozen=True)

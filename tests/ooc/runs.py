@@ -1,13 +1,18 @@
 """Small runs for tests, and how they end early."""
 
 import os
+import random
 import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ooc.config.nodes import TrainConfig
 from ooc.stores.process import resident_bytes
 from ooc.training.watchers import LineWatcher
+from tests.forked import Python
 
 SMALL: dict[str, Any] = {"model": "sage", "hidden": 8, "fanout": [3, 3], "batch_size": 8, "epochs": 3, "seed": 5, "threads": 1}
 SMALL["plan"] = False  # it takes longer than such a run
@@ -35,6 +40,28 @@ class InterruptAt(KillAt):
     def step(self, epoch: int, step: int, total_steps: int, loss: float) -> None:
         if total_steps == self.total_steps:
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def kill_at_random(begin: Callable[[Path], Python], folder: Path, same: Callable[[Path], None], earliest: float) -> None:
+    """Kill runs (-9) at random moments, complete them, and compare them with one that nobody killed.
+
+    begin: starts or resumes the run in a directory; same: compares a completed run with that in `folder / "whole"`; earliest: of
+    the moments, as a share of what a whole run takes.
+    """
+    began = time.monotonic()
+    assert begin(folder / "whole").wait().returncode == 0
+    took, rng, killed = time.monotonic() - began, random.Random(5), 0
+    for number in range(3):
+        out = folder / f"run{number}"
+        for _ in range(3):
+            running = begin(out)
+            time.sleep(rng.uniform(earliest, 1) * took)
+            with suppress(ProcessLookupError):  # it has come to its end
+                running.send_signal(signal.SIGKILL)
+            killed += running.wait().returncode == -signal.SIGKILL
+        assert begin(out).wait().returncode == 0
+        same(out)
+    assert killed
 
 
 def tight() -> str:

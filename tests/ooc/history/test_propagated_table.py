@@ -1,11 +1,14 @@
 """LightGCN's steps on blocks of columns against PyG's model with torch's Adam, all in RAM."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
 from torch_geometric.nn.models import LightGCN
 from torch_geometric.utils import to_undirected
 
+from ooc.history.propagated_rows import write_propagated
 from ooc.history.propagated_table import PLANES, BlocksInMemory, PropagatedTable
 from ooc.layerwise.propagation import SymmetricAdjacency
 
@@ -77,12 +80,16 @@ def test_blocks_of_any_columns_are_trained_to_the_same_bits(links):
         assert torch.equal(other, rows)
 
 
-def test_all_rows_behind_the_propagation_come_some_columns_at_a_time(links):
-    start, found = torch.randn(NODES, WIDTH), np.zeros((NODES, WIDTH), np.float32)
-    table = table_of(start, links, 5)
-
-    def take(first, last, values):
-        found[:, first:last] = values
-
-    table.propagated(take)
-    assert torch.equal(torch.from_numpy(found), table.rows(np.arange(NODES)).propagated.detach())
+@pytest.mark.parametrize("columns", [WIDTH, 5])
+def test_all_rows_behind_the_propagation_are_written_by_node(links, tmp_path, columns):
+    start, out = torch.randn(NODES, WIDTH), np.empty((NODES, WIDTH), np.float32)
+    table = table_of(start, links, columns)
+    for _ in range(2):  # what is there goes
+        blocks = table.blocks.columns, lambda block: table.blocks.load(block)[0]
+        with closing(write_propagated(tmp_path / "rows", *blocks, table.adjacency, LAYERS)) as rows:
+            rows.read(np.arange(NODES), out)
+    edge_index = to_undirected(torch.from_numpy(np.stack(links)), num_nodes=NODES)
+    theirs = LightGCN(NODES, WIDTH, LAYERS)
+    theirs.embedding.weight.data.copy_(start)
+    np.testing.assert_allclose(out, theirs.get_embedding(edge_index).detach().numpy(), atol=1e-6)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows"]

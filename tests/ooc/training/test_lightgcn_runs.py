@@ -1,18 +1,14 @@
 """Runs of mode "lightgcn" against PyG's model trained by torch in RAM on the same batches."""
 
 import json
-import random
 import re
-import signal
-import time
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import HeteroData
 from torch_geometric.nn.models import LightGCN
 from torch_geometric.utils import to_undirected
 
@@ -26,9 +22,10 @@ from ooc.training.loop import plan, train
 from ooc.training.open_run import open_run
 from ooc.training.watchers import Watchers, terminal_watcher
 from tests.forked import Python
-from tests.ooc.runs import KillAt, Killed, curve
+from tests.ooc.runs import KillAt, Killed, curve, kill_at_random
+from tests.ooc.tables import ITEMS, USERS, make_shop, recall_and_ndcg
 
-USERS, ITEMS, GROUPS, WIDTH = 40, 30, 5, 8
+WIDTH = 8
 SMALL: dict[str, Any] = {"batch_size": 32, "hidden": WIDTH, "layers": 2, "epochs": 3, "lr": 0.03, "threads": 1, "eval_every": 1}
 SMALL |= {"eval_k": [5], "l2": 0.01}
 KINDS = [{"loss": "bpr", "ratio": 2}, {"loss": "softmax", "ratio": 16, "similarity": "cosine", "temperature": 0.3}]
@@ -36,19 +33,8 @@ KINDS = [{"loss": "bpr", "ratio": 2}, {"loss": "softmax", "ratio": 16, "similari
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Users like items of their group; a split of the likes."""
-    rng, data = np.random.default_rng(0), HeteroData()
-    user, item = rng.integers(0, USERS // GROUPS, 300) * GROUPS, rng.integers(0, ITEMS // GROUPS, 300) * GROUPS
-    group = rng.integers(0, GROUPS, 300)
-    likes = np.unique(np.stack([user + group, item + group]), axis=1)
-    part = rng.random(likes.shape[1])
-    data["user"].num_nodes, data["item"].num_nodes = USERS, ITEMS
-    edges = data["user", "likes", "item"]
-    edges.edge_index = torch.from_numpy(likes)
-    edges.edge_train_mask, edges.edge_val_mask = torch.from_numpy(part < 0.7), torch.from_numpy(part > 0.85)
-    edges.edge_test_mask = torch.from_numpy((part >= 0.7) & (part <= 0.85))
     path = tmp_path_factory.mktemp("shop") / "shop.ooc"
-    ooc.from_data(data, path).close()
+    make_shop(path)
     return path
 
 
@@ -170,21 +156,12 @@ def test_kill_9_at_random_moments(store: Path, tmp_path: Path) -> None:
         return Python("-c", LITTLE.format(words=words))
 
     assert "blocks of" in begin(tmp_path / "first").wait().stderr  # compiles
-    began = time.monotonic()
-    assert begin(tmp_path / "whole").wait().returncode == 0
-    took, rng, killed = time.monotonic() - began, random.Random(5), 0
-    for number in range(3):
-        out = tmp_path / f"run{number}"
-        for _ in range(3):
-            running = begin(out)
-            time.sleep(rng.uniform(0.3, 1) * took)
-            with suppress(ProcessLookupError):  # it has come to its end
-                running.send_signal(signal.SIGKILL)
-            killed += running.wait().returncode == -signal.SIGKILL
-        assert begin(out).wait().returncode == 0
+
+    def same(out: Path) -> None:
         assert curve(out) == curve(tmp_path / "whole")
         np.testing.assert_array_equal(embeddings(out), embeddings(tmp_path / "whole"))
-    assert killed
+
+    kill_at_random(begin, tmp_path, same, earliest=0.3)
 
 
 def test_lists_are_those_of_the_best_rows(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,19 +170,9 @@ def test_lists_are_those_of_the_best_rows(store: Path, tmp_path: Path, capsys: p
     assert re.search(r"val recall@5 \d\.\d{4}, val ndcg@5 \d\.\d{4}", "".join(capsys.readouterr()))
     validated = [line["val"]["recall@5"] for line in lines(settings.out) if "val" in line]
     assert result["metrics"]["val"]["recall@5"] == max(validated)
-    rows, (user, item) = embeddings(settings.out), (slice(0, USERS), slice(USERS, USERS + ITEMS))
-    score = rows[user] @ rows[item].T
-    with ooc.open(store) as ds:
-        edges = ds.edges(("user", "likes", "item"))
-        part = {name: np.zeros((USERS, ITEMS), bool) for name in edges.splits}
-        for name, there in part.items():
-            slot = edges.members(name)[np.arange(len(edges.members(name)))]
-            there[edges.graph.indices[slot], np.searchsorted(edges.graph.indptr, slot, side="right") - 1] = True
-    score[part["train"] | part["val"]] = -np.inf
-    first = np.argsort(-score, axis=1, kind="stable")[:, :5]
-    found = np.take_along_axis(part["test"], first, 1).sum(1)
-    wanted = part["test"].sum(1)
-    assert result["metrics"]["test"]["recall@5"] == pytest.approx((found[wanted > 0] / wanted[wanted > 0]).mean())
+    for name in ("val", "test"):
+        scores = recall_and_ndcg(store, embeddings(settings.out), name, 5)
+        assert result["metrics"][name] == pytest.approx({"recall@5": scores[0], "ndcg@5": scores[1]})
     assert result["metrics"]["test"]["recall@5"] > 0.5
 
 

@@ -17,7 +17,8 @@ from ooc.loading.relation_links import RelationLinks
 from ooc.models.link_scores import make_scorer
 from ooc.stores.arrays.rows import ArrayRows
 from ooc.stores.errors import BudgetError, ConfigError, StoreError
-from ooc.training.table_outputs import AnswerLists, TrainedTable, answer_tables
+from ooc.training.table_lists import AnswerLists
+from ooc.training.table_outputs import TrainedTable, answer_tables
 
 WORDS, RELATIONS, WIDTH = 25, ["eats", "sees", "is"], 8
 SMALL: dict[str, Any] = {"mode": "lightgcn", "hidden": WIDTH, "epochs": 2, "batch_size": 64, "threads": 1, "eval_k": [5]}

@@ -1,10 +1,6 @@
 """Runs of embedding tables: the formula of a step, the same bits in memory and from disk, killed and gone on."""
 
 import json
-import random
-import signal
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +11,23 @@ from torch_geometric.data import HeteroData
 
 import ooc
 from ooc.config.tables import TableConfig
+from ooc.loading.relation_links import RelationLinks, RelationSplit
 from ooc.models.link_scores import make_scorer
 from ooc.planning.table_plan import exchanges
 from ooc.report.page import write_report
 from ooc.runtime.keyed_random import Purpose, key, keyed_uniform
 from ooc.stores.arrays.bucket_rows import BucketRows
+from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.io.pages import page_buffer
+from ooc.stores.process import resident_bytes
 from ooc.training import checkpoint
 from ooc.training.loop import plan, train
 from ooc.training.table_memory import TableMemory
 from ooc.training.watchers import terminal_watcher
 from tests.forked import Python
-from tests.ooc.runs import InterruptAt, KillAt, Killed, curve
-from tests.ooc.tables import N, R, make_triples, table_config
+from tests.ooc.runs import InterruptAt, KillAt, Killed, curve, kill_at_random
+from tests.ooc.tables import USERS, N, R, make_shop, make_triples, recall_and_ndcg, table_config
 
 DISK: dict[str, Any] = {"buckets": 5, "resident": 2}
 
@@ -50,8 +50,6 @@ def rows_of(out: Path) -> Any:
     saved = torch.load(out / "model.pt", weights_only=True)["table"]["files"]
     rows = BucketRows.open(out / "table", {**saved, "kept": {}})
     found = []
-    from ooc.stores.io.pages import page_buffer
-
     for bucket in range(rows.buckets):
         buffer = page_buffer(rows.bucket_bytes)
         rows.load(bucket, buffer)
@@ -62,9 +60,6 @@ def rows_of(out: Path) -> Any:
 
 def test_a_step_is_the_formula(store: Path, tmp_path: Path) -> None:
     """With one bucket, 1-vs-all and one batch an epoch, a step is Adagrad's on the softmax over all nodes, both ways."""
-    from ooc.loading.relation_links import RelationLinks, RelationSplit
-    from ooc.stores.dataset import Dataset
-
     settings = {"loss": "all", "ratio": 256, "batch_size": 10_000, "epochs": 4, "buckets": 1, "eval_splits": []}
     train(table_config(store, tmp_path / "run", **settings, eval_every=100, init=0.5, regularizer_weight=0.01))
     with Dataset.open(store) as ds:
@@ -282,8 +277,6 @@ def test_what_does_not_fit_is_refused(store: Path, tmp_path: Path) -> None:
 
 def test_too_little_memory_says_how_much(store: Path, tmp_path: Path) -> None:
     """300 rows of 2**16 columns with their state take 157 MB."""
-    from ooc.stores.process import resident_bytes
-
     memory = resident_bytes()[0] + 500_000_000
     with pytest.raises(BudgetError, match=r"of memory leaves .* give at least") as caught:
         train(table_config(store, tmp_path / "run", hidden=2**16, buckets=1, memory=str(memory)))
@@ -313,20 +306,11 @@ def test_kill_9_at_random_moments(tmp_path: Path) -> None:
         words = ["train", str(store), "--out", str(out), *FLAGS.split(), *(["--resume"] if out.exists() else [])]
         return Python("-c", FEW.format(words=words))
 
-    began = time.monotonic()
-    assert begin(tmp_path / "whole").wait().returncode == 0
-    took, rng = time.monotonic() - began, random.Random(7)
-    for number in range(3):
-        out = tmp_path / f"run{number}"
-        for _ in range(3):
-            running = begin(out)
-            time.sleep(rng.uniform(0.2, 1) * took)
-            with suppress(ProcessLookupError):  # it has come to its end
-                running.send_signal(signal.SIGKILL)
-            running.wait()
-        assert begin(out).wait().returncode == 0
+    def same(out: Path) -> None:
         assert curve(out) == curve(tmp_path / "whole")
         assert rows_of(out) == rows_of(tmp_path / "whole")
+
+    kill_at_random(begin, tmp_path, same, earliest=0.2)
 
 
 @pytest.mark.slow
@@ -366,6 +350,39 @@ def test_users_and_items_and_a_report(tmp_path: Path, few: None) -> None:
     found = train(table_config(tmp_path / "shop.ooc", tmp_path / "run", **settings, **DISK))
     assert found["metrics"]["test"]["hits@10"] > 0.8, "of 60 items a sixth would be 0.17"
     assert "hits@10" in write_report(tmp_path / "run").read_text()
+
+
+@pytest.mark.parametrize("buckets", [{"buckets": 1}, DISK])
+def test_lists_of_matrix_factorization_are_those_of_sorted_scores(tmp_path: Path, few: None, buckets: dict[str, int]) -> None:
+    """By the rows of the epoch that NDCG chose."""
+    store, run = tmp_path / "shop.ooc", tmp_path / "run"
+    make_shop(store)
+    settings: dict[str, Any] = {"model": "mf", "loss": "bpr", "epochs": 6, "eval_k": [5], "monitor": "ndcg@5", "patience": 2}
+    result = train(table_config(store, run, lr=0.5, **settings, **buckets), watcher=terminal_watcher())
+    rows = np.concatenate([ooc.embed(run, store, node_type=name)[:] for name in ("user", "item")])
+    for name in ("val", "test"):
+        recall, ndcg = recall_and_ndcg(store, rows, name, 5)
+        found = {"recall@5": recall, "ndcg@5": ndcg}
+        assert {key: result["metrics"][name][key] for key in found} == pytest.approx(found)
+        assert result["metrics"][name]["mrr"] > 0
+    lines = [json.loads(line)["val"]["ndcg@5"] for line in curve(run).splitlines() if b'"val"' in line]
+    assert result["metrics"]["val"]["ndcg@5"] == max(lines)
+    assert result["best_epoch"] == lines.index(max(lines))
+    assert ooc.infer(run, store, tmp_path / "best.parquet", top=3).rows == USERS
+
+
+def test_lists_are_of_matrix_factorization_alone(store: Path, tmp_path: Path) -> None:
+    for settings, words in (
+        ({"eval_k": [5]}, "eval_k does not apply to model complex"),
+        ({"monitor": "recall@20"}, "monitor = 'recall@20' is no score of this run: use one of mrr, hits@1, hits@3, hits@10"),
+        ({"model": "mf", "eval_k": [5], "eval_candidates": 9}, "eval_k ranks all destinations, and eval_candidates a sample"),
+        ({"model": "mf", "eval_k": [5], "monitor": "ndcg@20"}, "use one of mrr, hits@1, hits@3, hits@10, recall@5, ndcg@5"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            table_config(store, tmp_path / "run", **settings)
+    assert table_config(store, tmp_path / "run", model="mf").ranked_k == [20]
+    assert table_config(store, tmp_path / "run", model="mf", eval_k="").ranked_k == []
+    assert table_config(store, tmp_path / "run", model="mf", eval_candidates=9).ranked_k == []
 
 
 def test_settings_are_a_config_file(tmp_path: Path) -> None:
