@@ -87,7 +87,9 @@ def test_ctrl_c_ends_a_long_ranking_at_once(tmp_path: Path, model: str) -> None:
     ends = np.stack([rng.permutation(20_000), rng.integers(0, 60_000, 20_000)])
     data["user", "likes", "item"].edge_index = torch.from_numpy(np.concatenate([ends, ends[::-1] % [[20_000], [60_000]]], 1))
     ooc.from_data(data, tmp_path / "shop.ooc").close()
-    long = config(tmp_path / "shop.ooc", tmp_path / "run", model, val=0.5, test=0.1, batch_size=100_000, hidden=128, epochs=1)
+    settings: dict[str, Any] = {"val": 0.5, "test": 0.1, "batch_size": 100_000, "hidden": 128, "epochs": 1}
+    settings |= {} if model == "lightgcn" else {"buckets": 1, "resident": 1}
+    long = config(tmp_path / "shop.ooc", tmp_path / "run", model, **settings)
     watcher = InterruptWhileScored(0)
     with pytest.raises(KeyboardInterrupt):
         train(long, watcher=watcher)
