@@ -123,6 +123,8 @@ class TableConfig(DividedEdges, RunConfig):
     def _of_the_others(self) -> Self:
         if unused := changed(self, *self.refused):
             raise ValueError(f"{unused[0]} does not apply to mode table: leave it out")
+        if self.model == "lightgcn":
+            raise ValueError("model lightgcn is trained by mode lightgcn: leave the model out, and give that mode")
         if self.model not in MODELS:
             raise ValueError(f"model {self.model!r} is unknown in mode table: use {', '.join(MODELS)}")
         check_model(self, MODELS, OF_MODEL)

@@ -43,6 +43,11 @@ class RelationPart:
     relation: int
     labelled: bool
 
+    @property
+    def unused_labels(self) -> bool:
+        """Whether it has labels that are no relations, as they are no classes: numbers, or several of an edge."""
+        return self.edges.task is not None and not self.labelled
+
 
 class RelationLinks:
     """The links of a data set; all of an edge type, or of all types.

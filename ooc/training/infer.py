@@ -15,7 +15,6 @@ from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
-from ooc.config.base import saved_config
 from ooc.config.edges import EdgeConfig
 from ooc.config.graphs import GraphConfig
 from ooc.layerwise.exact_pass import ExactPass
@@ -34,7 +33,17 @@ from ooc.training.build import (
 )
 from ooc.training.edge_mode import edge_model, labelled_edges
 from ooc.training.graph_mode import graph_model
-from ooc.training.model_outputs import Model, ModelOutputs, Store, Subject, agreed, load_best, ranks_of_pass, tables_of
+from ooc.training.model_outputs import (
+    Model,
+    ModelOutputs,
+    Store,
+    Subject,
+    agreed,
+    load_best,
+    ranks_of_pass,
+    settings_of_run,
+    tables_of,
+)
 from ooc.training.node_mode import feature_reading
 from ooc.training.node_rows import NodeRows, WrittenRows
 from ooc.training.predictions import check_group, check_table, write_table, write_zarr
@@ -153,11 +162,12 @@ def infer(
             ranks.decided(lambda: check_table(Path(out)))
         if ranks.decided(lambda: has_table(model)):
             return ranks.decided(lambda: _answers(work, None if out is None else Path(out), top))
+        task = ranks.decided(lambda: _task_of(model))
         if top is not None:
             raise ConfigError(
                 "top applies to runs of mode table and lightgcn; `ooc.rank` lists the best of others: leave it out"
             )
-        if (task := ranks.decided(lambda: _task_of(model))) in ("graph", "edge"):
+        if task in ("graph", "edge"):
             return _of_no_nodes(work, task, consent, None if out is None else Path(out))
         return _kept(work, folder) if out is None else _written(work, Path(out), embeds=False)
 
@@ -251,8 +261,8 @@ def _released(made: ExactPass, release: Any) -> None:
 
 
 def _task_of(model: Model) -> str | None:
-    """The task of a run; None of a module."""
-    return (saved_config(Path(model)) or {}).get("task") if isinstance(model, str | os.PathLike) else None
+    """The task of a run; None of a module. Raises ConfigError for a path that is no run's."""
+    return settings_of_run(Path(model)).get("task") if isinstance(model, str | os.PathLike) else None
 
 
 def _refuse_of_nodes(run: Model, task: str | None, **given: Any) -> None:

@@ -126,6 +126,11 @@ def fit(run: Run) -> None:
             run.end_epoch((run.evaluate() if scored else {}) | line)
             run.checkpoint_if_due(epoch_end=True)
     run.checkpoint()
+    if run.out_of_patience and state.epoch < config.epochs:
+        count = config.patience
+        run.watchers.note(
+            f"{mode.monitor} on validation did not improve in {count} evaluation{'s' * (count != 1)}: training ends"
+        )
     if state.step:
         run.end_epoch(run.evaluate())  # after the checkpoint: a resumed run with more steps rolls this line back
 

@@ -239,10 +239,16 @@ def agreed(run: Path, store: Path, *, model_class: str | None, allow_code: bool,
     return config
 
 
-def _config(run: Path, wanted: type[ModelConfig] = NodeConfig) -> Any:
+def settings_of_run(run: Path) -> dict[str, Any]:
+    """The settings that a run has saved. Raises ConfigError where there is no run."""
     found = saved_config(run)
     if found is None:
         raise ConfigError(f"{run} is not a run of `ooc train`: it holds no config.json; give the directory of a run")
+    return found
+
+
+def _config(run: Path, wanted: type[ModelConfig] = NodeConfig) -> Any:
+    found = settings_of_run(run)
     kind = class_of(found)
     if found.get("task") == "edge" and wanted is not EdgeConfig:
         raise ConfigError(f"{run} was trained on labels of edges, and this verb computes nodes: see `ooc infer`")

@@ -31,6 +31,7 @@ from ooc.training.model_outputs import ModelOutputs, Store, agreed, ranks_of_pas
 from ooc.training.node_mode import feature_reading
 from ooc.training.node_rows import WrittenRows
 from ooc.training.predictions import ROWS_AT_ONCE, check_table, external_ids, write_tables
+from ooc.training.table_outputs import has_table
 
 
 def rank(
@@ -113,6 +114,8 @@ def rank(
 
 def _config_of(consent: Any, run: Path, store: Store) -> Any:
     """The configuration of a run of links."""
+    if has_table(run):
+        raise ConfigError(f"{run} has a table, and `ooc infer` lists its best answers: give it `top`")
     config = consent(run, store.path if isinstance(store, Dataset) else store_path(store))
     if config.link_decoder is None:
         raise ConfigError(f"{run} was trained with task = {config.task!r}: only runs of links (task = 'link') rank")

@@ -209,6 +209,8 @@ class TableMode(Mode):
         kinds = self.links.num_relations
         links = f"links: {counts}" + (f"; {kinds:,} relation{'s' * (kinds > 1)}" if kinds else "")
         found = [*super().notes(), self.memory.described, links]
+        if self.config.has_relations and any(part.unused_labels for part in self.links.parts):
+            found.append("the edges' labels are no relations: they are not one of some classes, as words and whole numbers are")
         if self.config.eval_candidates is not None:
             found.append(f"scores are estimates: ranks among {self.config.eval_candidates:,} random candidates, not among all")
         return found

@@ -70,7 +70,7 @@ def trained_table(run: Path | str, dataset: Dataset) -> Iterator[TrainedTable]:
     if touched is None or len(touched):
         raise ConfigError(
             f"{run} has rows of the nodes of another store than {dataset.path}, or of the one that it was before it has grown: "
-            "give that store, or go on with the run (`resume=True, grown=True`)"
+            "give that store, or go on with the run (`resume=True` and `grown=True` of `ooc train`)"
         )
     with mode_of(config).trained_table(Path(run), config, dataset, ended) as found:
         yield found

@@ -45,8 +45,8 @@ class InterruptAt(KillAt):
 def kill_at_random(begin: Callable[[Path], Python], folder: Path, same: Callable[[Path], None], earliest: float) -> None:
     """Kill runs (-9) at random moments, complete them, and compare them with one that nobody killed.
 
-    begin: starts or resumes the run in a directory; same: compares a completed run with that in `folder / "whole"`; earliest: of
-    the moments, as a share of what a whole run takes.
+    begin: starts or resumes the run in a directory; same: compares a completed run with that in `folder / "whole"`; earliest:
+    of the moments, as a share of what a whole run takes.
     """
     began = time.monotonic()
     assert begin(folder / "whole").wait().returncode == 0

@@ -176,6 +176,26 @@ def test_lists_are_those_of_the_best_rows(store: Path, tmp_path: Path, capsys: p
     assert result["metrics"]["test"]["recall@5"] > 0.5
 
 
+def test_rows_of_an_earlier_end_stay_whole_until_there_are_others(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(store, tmp_path / "run", epochs=1)
+    train(settings)
+    before, more = ooc.embed(settings.out, store, node_type="item")[:], settings.model_copy(update={"epochs": 4})
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr(DiskRows, "sync", killed)  # behind what the end of the run has written
+    with pytest.raises(Killed):
+        train(more, resume=True)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(ooc.embed(settings.out, store, node_type="item")[:], before)
+    train(more, resume=True)
+    assert (ooc.embed(settings.out, store, node_type="item")[:] != before).any()
+    assert len(list(settings.out.glob("embeddings*"))) == 1
+
+
 def test_what_does_not_fit_is_one_line(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="temperature does not apply to loss = bpr"):
         ooc.train(store=store, out=tmp_path / "run", mode="lightgcn", temperature=0.5)

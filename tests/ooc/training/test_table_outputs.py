@@ -199,6 +199,10 @@ def test_what_does_not_apply_is_one_line(shop: tuple[Path, Path], words: Path, t
         ooc.neighbors(run, store, [0, 1], 10**9, node_type="user", memory="2GB")
     with pytest.raises(ConfigError, match="is no run that has a table: modes lightgcn and table"):
         ooc.neighbors(tmp_path, store, [0])
+    with pytest.raises(ConfigError, match=r"there is no run in .*none: check the path"):
+        ooc.infer(tmp_path / "none", store, tmp_path / "best.parquet", top=3)
+    with pytest.raises(ConfigError, match="has a table, and `ooc infer` lists its best answers: give it `top`"):
+        ooc.rank(run, store, tmp_path / "best.parquet", k=3)
     (tmp_path / "best.parquet").touch()
     with pytest.raises(StoreError, match="exists"):
         ooc.infer(run, store, tmp_path / "best.parquet", top=3)

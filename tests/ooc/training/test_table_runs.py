@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 
 import ooc
 from ooc.config.tables import TableConfig
@@ -262,6 +262,7 @@ def test_what_does_not_fit_is_refused(store: Path, tmp_path: Path) -> None:
     refused("loss = all scores all nodes", loss="all", ratio=256, buckets=4)
     refused("ratio does not apply to loss = all", loss="all")
     refused("unknown in mode table", model="sage")
+    refused("model lightgcn is trained by mode lightgcn: leave the model out, and give that mode", model="lightgcn")
     refused("distance does not apply to model complex", distance="l1")
     refused("dropout does not apply", dropout=0.1)
     refused("resident = 1", buckets=3, resident=1)
@@ -369,6 +370,22 @@ def test_lists_of_matrix_factorization_are_those_of_sorted_scores(tmp_path: Path
     assert result["metrics"]["val"]["ndcg@5"] == max(lines)
     assert result["best_epoch"] == lines.index(max(lines))
     assert ooc.infer(run, store, tmp_path / "best.parquet", top=3).rows == USERS
+
+
+def test_a_run_says_that_it_has_ended_for_want_of_improvement(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, Any] = {"lr": 1e-9, "epochs": 9, "patience": 2}
+    assert train(table_config(store, tmp_path / "run", **settings), watcher=terminal_watcher())["epochs"] == 3
+    assert "mrr on validation did not improve in 2 evaluations: training ends" in capsys.readouterr().err
+
+
+def test_labels_that_are_no_classes_are_said_to_be_no_relations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ends = np.random.default_rng(0).integers(0, 40, (2, 300))
+    data = Data(num_nodes=40, edge_index=torch.from_numpy(ends), edge_y=torch.rand(300))
+    ooc.from_data(data, tmp_path / "links.ooc").close()
+    train(table_config(tmp_path / "links.ooc", tmp_path / "run", epochs=1), watcher=terminal_watcher())
+    assert "the edges' labels are no relations" in capsys.readouterr().err
 
 
 def test_lists_are_of_matrix_factorization_alone(store: Path, tmp_path: Path) -> None:
