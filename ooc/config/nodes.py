@@ -436,8 +436,10 @@ class FullConfig(NodeConfig):
     """
 
     mode: Literal["full"] = Field(default="full", description="the whole graph at once, exactly, with offloading to disk.")
-    placement: Literal["planned", "retained", "device", "disk", "recomputed", "compressed"] = Field(
-        default="planned", description="Where intermediates are kept for the backward pass: planned, or one placement for all."
+    placement: Literal["planned", "retained", "device", "disk", "recomputed", "compressed", "inverted"] = Field(
+        default="planned",
+        description="Where intermediates are kept for the backward pass: planned, or one placement for all (inverted: rows "
+        "between reversible layers are made again from those above).",
     )
     compress: Literal["int8", "int4", "int2"] | None = Field(default=None, description=COMPRESS)
     disk: Size | None = Field(default=None, description="Disk space for intermediates, such as 50GB; by default what is free.")

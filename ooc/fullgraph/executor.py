@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from ooc.fullgraph.activation_offload import CompressedMemory, OffloadFile, OffloadMemory, PendingChunk
 from ooc.fullgraph.halo.exchange import HaloExchange
 from ooc.fullgraph.ops import SUMMED_GRADIENT, Moments, StepModules, before_norm, wanted_of
-from ooc.fullgraph.program import Program, TensorPlacement, ValueKind
+from ooc.fullgraph.program import GONE, Program, TensorPlacement, ValueKind
 from ooc.fullgraph.resume import StepLog, StepPosition, statistics_of
 from ooc.fullgraph.value_store import ValueStore
 from ooc.layerwise.aggregator import mean_factors
@@ -97,6 +98,8 @@ class Executor(ForwardExecutor):
                     self._drain()
                     self._share(op)
                 self._drop_unused(op)
+                if op.scatters and self._log is not None and self._log.due():
+                    self._keep(number + 1)
             return self.loss
         finally:
             self._release()
@@ -131,21 +134,28 @@ class Executor(ForwardExecutor):
         self._progress(op.name, chunk.place.stop, self.shape.destinations(op))
         if self._log is None or not chunk.ends or op.scatters or not self._log.due():
             return
-        later = self.program.ops[self._number :]
+        rows = [name for name in op.writes if self._kept(name)]
+        if chunk.place.stop >= self.shape.num_nodes or all(map(self.store.on_disk, rows)):
+            self._keep(self._number, chunk.place.stop, rows, moments)  # rows in memory alone are made again from the first on
+
+    def _keep(self, number: int, stop: int = 0, writes: Iterable[str] = (), moments: Moments | None = None) -> bool:
+        """Log that the step came to node `stop` of op `number`, which has put rows of `writes`; False where it could not go on
+        from there, as another process has not what it needs."""
+        assert self._log is not None
+        later = self.program.ops[number:]
         named = (name for each in later for name in (each.summed, *each.reads, *each.writes, each.scatters))
         needed = set(self._of(named, "gradient"))
-        begun = [name for name in (*self._begun, *op.writes) if name in needed]
-        if not all(self.store.on_disk(name) for name in begun):
-            return
-        rows = [name for name in op.writes if self._kept(name)]
-        if chunk.place.stop < self.shape.num_nodes and not all(map(self.store.on_disk, rows)):
-            return  # what is in memory alone is made again from its first row on
+        begun = [name for name in (*self._begun, *writes) if name in needed]
+        inverted = [v.name for v in self.program.undone_by.values() if self.placement.of(v.name) is TensorPlacement.INVERTED]
+        if not later or not all(self.store.on_disk(name) for name in (*begun, *inverted)):
+            return False
         made = [name for name in self._of(self._made, "rows", "sums", "gradient") if self.store.on_disk(name)]
         self._drain()
-        self.store.sync([*rows, *made, *begun])
-        reached, halves = (self._number, chunk.place.stop, self.loss), dict(self.store.halves)
+        self.store.sync([*writes, *made, *begun])
+        reached, halves = (number, stop, self.loss), dict(self.store.halves)
         state = self.modules.draws.keys, statistics_of(self.modules), None if moments is None else moments.state
         self._log.keep(StepPosition(*reached, made, sorted(self._begun), *state, halves))
+        return True
 
     def _share(self, op: Op) -> None:
         """With the other ranks, once an op is done: gradients of the halo's rows, and of statistics over all nodes."""
@@ -221,7 +231,7 @@ class Executor(ForwardExecutor):
 
     def _stored(self, name: str) -> bool:
         """Whether a value is kept for the backward pass."""
-        return self.placement.of(name) is not TensorPlacement.RECOMPUTED and bool(self._uses[name])
+        return self.placement.of(name) not in GONE and bool(self._uses[name])
 
     def _forward(self, op: Op, place: RangeOfNodes, given: Tensors, repeated: bool) -> Tensors:
         saved = next(iter(self._of(op.writes, "saved")), "")
@@ -274,11 +284,7 @@ class Executor(ForwardExecutor):
                 self._record(op, chunk)
             self._added(op)
             return
-        forward = self.program.op(op.repeats)
-        pending = self._pending.get(forward.name, {})
-        whole = pending and forward.name != self._resumed_op  # of an op that was resumed, the first chunks are computed again
-        needed = set().union(*(each.needed_inputs for each in pending.values())) if whole else None
-        inputs = {part: name for part, name in inputs_of(self.shape, forward).items() if needed is None or part in needed}
+        forward, inputs, made = self._undone(op)
         more = self._of(op.reads, "gradient")
         if before_norm(self.shape, op):
             more.append(ValueRef("pre_norm", op.layer).name)
@@ -287,24 +293,42 @@ class Executor(ForwardExecutor):
         try:
             for chunk in self._scan(forward, inputs, start, more=more, backward=op):
                 with self.stats.timed(COMPUTE):
-                    caught = self._backward(op, forward, chunk, self.given(inputs, chunk))
+                    given = self.given(inputs, chunk)
+                    pending = self._computed(forward, chunk, given)
+                for name in made:
+                    self.store.put(name, chunk.place.first, *self.store.computed([pending.outputs.pop(name)]))
+                with self.stats.timed(COMPUTE):
+                    caught = pending.backward(given, self.modules.arriving(op, chunk.place, chunk.read))
                 self._put_gradients(op, chunk, caught)
                 self._record(op, chunk)
-                del chunk, caught  # before the next one comes
+                del chunk, given, pending, caught  # before the next one comes
         finally:
             self._end_pending(forward.name)
+        self._made |= {*made}
         self._added(op)
 
-    def _backward(self, op: Op, forward: Op, chunk: NodeChunk, given: Tensors) -> Tensors:
-        """The gradients of a chunk's inputs."""
-        pending = chunk.fetched
+    def _undone(self, op: Op) -> tuple[Op, dict[str, str], list[str]]:
+        """(the forward op that an op undoes, which of its inputs are read for that, which rows are made again meanwhile)."""
+        forward, inverted = self.program.op(op.repeats), self.program.inverted(op, self.placement)
+        inputs, kept = inputs_of(self.shape, forward), self._pending.get(forward.name, {})
+        if inverted is not None:
+            made = [inverted.name] if self._uses[inverted.name] else []
+            return replace(forward, summed=inverted.output), {**inputs, "rows": inverted.output}, made
+        if kept and forward.name != self._resumed_op:  # of an op that was resumed, the first chunks are computed again
+            needed = set().union(*(each.needed_inputs for each in kept.values()))
+            inputs = {part: name for part, name in inputs.items() if part in needed}
+        return forward, inputs, []
+
+    def _computed(self, forward: Op, chunk: NodeChunk, given: Tensors) -> PendingChunk:
+        """A chunk whose forward is done, once more where nothing was kept of it."""
+        pending: PendingChunk | None = chunk.fetched
         if pending is not None:
             self.pending_bytes -= pending.nbytes
             pending.nbytes = 0
         else:
             with self._quiet(forward, True):
                 pending = self._run_pending(forward, chunk.place, given)
-        return pending.backward(given, self.modules.arriving(op, chunk.place, chunk.read))
+        return pending
 
     def _end_pending(self, op: str) -> None:
         """Drop an op's chunks, those too whose backward did not begin."""
@@ -443,6 +467,8 @@ class Executor(ForwardExecutor):
     def _function(self, op: Op, place: RangeOfNodes) -> Callable[[Tensors], Tensors]:
         def function(given: Tensors) -> Tensors:
             with self.modules.draws.fixed(op.name, _first_of(place)):
+                if op.kind == "gather" and op.summed != self.shape.rows(op.layer).name:  # see `_undone`
+                    return self.modules.undone(op.layer, given, place)
                 return self.modules.norm(op.layer, given, place) if op.kind == "norm" else self.compute(op, place, given)
 
         return function
@@ -458,22 +484,40 @@ class Executor(ForwardExecutor):
                 continue
             op = self.program.op(self.program.value(name).made_by)
             wanted = [each for each in self._of(op.writes, "rows") if each not in self._made]
+            reads = [each for each in inputs_of(self.shape, op).values() if each not in self._made]
+            passing = [each for each in reads if self.placement.of(each) is TensorPlacement.INVERTED]
             with self.stats.op(f"{op.name} again"):
                 self._run_forward(op, wanted, None)
                 self._drain()
+            self._drop(passing)
 
     def _drop_unused(self, op: Op) -> None:
-        """Values whose last use this op was."""
+        """Values whose last use this op was. The log is not left relying on files that go."""
+        unused = self._unused(op)
+        self._made -= {*unused}
+        relies = self.store.frees and self._log is not None and not self._log.names.isdisjoint(unused)
+        if relies and self._log is not None and not self._keep(self._number + 1):
+            self._log.forget()
+        self._drop(unused)
+        self.constant |= {v.name for v in self.program.values if v.constant and v.name in self._made and v.kind == "sums"}
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.store.drop(name)
+            self._made.discard(name)
+
+    def _unused(self, op: Op) -> list[str]:
+        """Values that are not needed behind an op, and were until then."""
+        found = []
         for value in self.program.values:
             name, uses = value.name, self._uses[value.name]
             if value.kind in ("features", "edges", "saved"):
                 continue
-            kept = bool(uses) and (op.backward or self.placement.of(name) is not TensorPlacement.RECOMPUTED)
+            kept = bool(uses) and (op.backward or self.placement.of(name) not in GONE)
             last = uses[-1] if kept else value.last_forward
             if last == op.name and not (value.constant and self._stored(name)):
-                self.store.drop(name)
-                self._made.discard(name)
-        self.constant |= {v.name for v in self.program.values if v.constant and v.name in self._made and v.kind == "sums"}
+                found.append(name)
+        return found
 
     def _release(self) -> None:
         """Drop everything but what the next step can use."""

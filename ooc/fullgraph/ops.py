@@ -71,6 +71,13 @@ class StepModules(LayerModules):
         h = layer.finished(given["pre_norm"], own, partial(_normalised, norm_of(layer), found))
         return self._after(index, h, place)
 
+    def undone(self, index: int, given: Tensors, place: RangeOfNodes) -> Tensors:
+        """given: "rows", those that a reversible layer made. The rows that it made them of, and what gradients come from."""
+        layer: Any = self.layers[index]
+        with self.draws.part(self._part(index), place.at):
+            before, again = layer.undone(given["rows"], place.block)
+        return {self.shape.rows(index).name: before, self.shape.rows(index + 1).name: again}
+
     def arriving(self, op: Op, place: RangeOfNodes, read: dict[str, NDArray[Any] | Tensor]) -> Tensors:
         """Gradients of what the op's forward gives, for a chunk; read: what later ops left of it."""
         shape = self.shape

@@ -2,7 +2,8 @@
 
 A step runs its forward ops, layer by layer, then its backward ops in the opposite order. Most values are made in the
 forward pass and needed again in the backward pass. In between a value is in RAM, in a GPU's memory, on disk, or recomputed
-(the four placements of FlexGNN); what autograd keeps may be in RAM in fewer bits too. Layer l reads its rows (layer 0 the
+(the four placements of FlexGNN); what autograd keeps may be in RAM in fewer bits too, and the input of a reversible layer may
+be made again from its output. Layer l reads its rows (layer 0 the
 store's features, where nothing is done to them first) and, where it maps before it sums, what the destination adds beside. A
 layer that sums makes sums of the rows; one with a norm over all nodes stops before it. In the backward pass there are gradients
 of sums and of destinations' own rows, of the rows of a layer that gathers, of the input of a norm, and of the first rows, which
@@ -12,6 +13,7 @@ later layers return to. (See `ooc.layerwise.pass_plan.ValueRef`.)
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Literal
 
 from ooc.layerwise.pass_plan import FEATURES, ModelShape, Op, ValueRef, cell_rows, layer_op
@@ -29,6 +31,9 @@ class TensorPlacement(StrEnum):
     """gone, and made again by its op from what that reads"""
     COMPRESSED = "compressed"
     """in RAM, in 8, 4 or 2 bits a number; only what autograd keeps, and only where that is allowed"""
+    INVERTED = "inverted"
+    """gone; the backward op of the reversible layer that reads it reads the layer's output instead, and makes it again from
+    there where the layer below needs it so"""
 
 
 ValueKind = Literal["features", "edges", "rows", "sums", "saved", "gradient"]
@@ -44,7 +49,8 @@ class Value:
     of a row, 0 for "saved" and "edges". nbytes: of all rows. made_by: op, "" for features and edges. last_forward: the last op
     in the forward pass that reads it, "" for gradients and saved. backward: ops in the backward pass that read it, in order;
     without any it is gone after `last_forward`. constant: the same in every epoch, so it is made once. placements: allowed.
-    rows: how many there are, 0 for "saved" and "edges".
+    rows: how many there are, 0 for "saved" and "edges". output: of rows that may be INVERTED, what the reversible layer that
+    reads them makes of them.
     """
 
     name: str
@@ -57,6 +63,7 @@ class Value:
     placements: tuple[TensorPlacement, ...]
     constant: bool = False
     rows: int = 0
+    output: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,11 +102,36 @@ class Program:
         """By value the ops in the backward pass that need it, in order: that read it, or something that is RECOMPUTED of it."""
         order = {op.name: number for number, op in enumerate(self.ops)}
         found = {value.name: set(value.backward) for value in self.values}
+        inverted = [value for value in self.values if placement.of(value.name) is TensorPlacement.INVERTED]
+        for value in inverted:  # its op reads the output in its place
+            found[value.name] -= set(value.backward)
+        for value in inverted:
+            found[value.output] |= set(value.backward)
         for value in reversed(self.values):  # each after those that it is made of
             if placement.of(value.name) is TensorPlacement.RECOMPUTED and value.kind in ("rows", "sums"):
                 for name in self.inputs(value.name):
                     found[name] |= found[value.name]
         return {name: tuple(sorted(ops, key=order.__getitem__)) for name, ops in found.items()}
+
+    @cached_property
+    def undone_by(self) -> Mapping[str, Value]:
+        """By op of the backward pass the rows that may be INVERTED, which it makes again from what its layer made of them."""
+        return {value.backward[0]: value for value in self.values if value.output}
+
+    def inverted(self, op: Op, placement: "Placement") -> Value | None:
+        """The rows that an op of the backward pass is to make again from its layer's output."""
+        value = self.undone_by.get(op.name)
+        return value if value is not None and placement.of(value.name) is TensorPlacement.INVERTED else None
+
+    def allows(self, placement: "Placement") -> bool:
+        """Whether rows are INVERTED only where what autograd keeps of their layer is RECOMPUTED: it comes from the output."""
+        saved = [self.saved_of(op) for op in self.backward if self.inverted(op, placement)]
+        return all(placement.of(name) is TensorPlacement.RECOMPUTED for name in saved if name)
+
+    def saved_of(self, op: Op) -> str:
+        """What autograd keeps for an op of the backward pass, "" for one without."""
+        kinds = {value.name: value.kind for value in self.values}
+        return next((name for name in op.reads if kinds[name] == "saved"), "")
 
     @property
     def added_to(self) -> frozenset[str]:
@@ -134,9 +166,9 @@ class Program:
 
 @dataclass(frozen=True)
 class Placement:
-    """A placement for every value that has a choice. passing: where a RECOMPUTED value is while it is used, RETAINED or DISK
-    (DISK where it is not named). ranges: bytes for the two ranges of a "gather" op that are in memory at a time, without what
-    autograd keeps of them, by op; where an op is not named, see `gathered_share`."""
+    """A placement for every value that has a choice. passing: where a RECOMPUTED or INVERTED value is while it is used,
+    RETAINED or DISK (DISK where it is not named). ranges: bytes for the two ranges of a "gather" op that are in memory at a
+    time, without what autograd keeps of them, by op; where an op is not named, see `gathered_share`."""
 
     placements: Mapping[str, TensorPlacement]
     passing: Mapping[str, TensorPlacement] = field(default_factory=dict)
@@ -156,9 +188,11 @@ class Placement:
         where = self.of(name)
         if where is TensorPlacement.COMPRESSED:
             return TensorPlacement.RETAINED
-        return self.passing.get(name, TensorPlacement.DISK) if where is TensorPlacement.RECOMPUTED else where
+        return self.passing.get(name, TensorPlacement.DISK) if where in GONE else where
 
 
+GONE = (TensorPlacement.RECOMPUTED, TensorPlacement.INVERTED)
+"""placements of what does not stand between the forward pass and the backward pass"""
 KEPT = (TensorPlacement.RETAINED, TensorPlacement.DISK)
 ANY = (*KEPT, TensorPlacement.RECOMPUTED)
 
@@ -326,7 +360,21 @@ class _Builder:
             return Value(name, "gradient", columns, nbytes, own, last, backward, KEPT, rows=rows)
         kind: ValueKind = "sums" if ref.role == "sums" else "rows"
         constant = ref == ValueRef("sums", 0) and not shape.mapped
-        return Value(name, kind, columns, nbytes, own, last, backward, ANY, constant, rows)
+        output, allowed = self._output(ref), ANY
+        if output:
+            allowed = (*KEPT, TensorPlacement.INVERTED)
+        elif ref.role == "rows" and ref.layer and self._output(ValueRef("rows", ref.layer - 1)):
+            allowed = KEPT  # what is made of it goes back to the rows below
+        return Value(name, kind, columns, nbytes, own, last, backward, allowed, constant, rows, output)
+
+    def _output(self, ref: ValueRef) -> str:
+        """What a reversible layer makes of the rows that it alone reads, as it is put for the next one; "" of others."""
+        shape, index = self.shape, ref.layer
+        if ref.role != "rows" or self._shared or index >= self._last or not shape.layers[index].reversible:
+            return ""
+        alone = shape.initial != ref or not shape.needs_initial
+        plain = not shape.layers[index].norm and not shape.sums(index + 1) and self._has_backward(index)
+        return ValueRef("rows", index + 1).name if alone and plain else ""
 
     def _saved_bytes(self, op: Op) -> int:
         """Of a row, about: what an activation keeps (a byte a number), and the rows that a map before the next sum takes."""

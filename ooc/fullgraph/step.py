@@ -18,6 +18,8 @@ from ooc.fullgraph.halo.part import EXACT, HaloSettings, Part, part_of
 from ooc.fullgraph.halo.reach import Choose, recompute_none
 from ooc.fullgraph.halo.reduce import sum_of, summed_gradients
 from ooc.fullgraph.ops import StepModules
+from ooc.fullgraph.placement.costs import bytes_alone
+from ooc.fullgraph.placement.step_plan import alike
 from ooc.fullgraph.program import Placement, TensorPlacement, Value, build
 from ooc.fullgraph.resume import StepLog, key_of
 from ooc.fullgraph.value_store import ValueStore
@@ -207,10 +209,24 @@ class FullGraph:
         if all(self.ranks.gather(total <= self.room)):
             where = dict.fromkeys((value.name for value in self.program.values), TensorPlacement.RETAINED)
             return Placement({**where, **(dict.fromkeys((value.name for value in kept), there) if stays else {})})
+        if self.program.undone_by and (found := self._inverted()) is not None:
+            return found
         if self._folder is None:
             raise BudgetError(f"{format_bytes(total)} do not fit {format_bytes(self.room)}: give exact training a folder")
         saved = there if stays else TensorPlacement.RECOMPUTED
         return Placement({v.name: saved if v.kind == "saved" else TensorPlacement.DISK for v in self.program.values})
+
+    def _inverted(self) -> Placement | None:
+        """Rows of reversible layers INVERTED: all in RAM where that has room for what stands at a time, else on disk."""
+        retained, costs = alike(self.program, TensorPlacement.INVERTED, TensorPlacement.RETAINED), bytes_alone(self.program)
+        most = max(costs.standing_bytes(run.alive, retained)[0] for run in costs.runs(retained, first=True))
+        if most <= self.room - gathered_share(self.room):
+            return retained
+        if self._folder is None:
+            return None
+        found = alike(self.program, TensorPlacement.INVERTED, TensorPlacement.DISK)
+        saved = [value.name for value in self.program.values if value.kind == "saved"]
+        return replace(found, placements={**found.placements, **dict.fromkeys(saved, TensorPlacement.RECOMPUTED)})
 
     def load(self, progress: Progress = lambda what, done, total: None) -> None:
         """Copy features and edges to the GPU, if they are to be there and are not; the first step would."""
@@ -274,7 +290,8 @@ class FullGraph:
             self._close_scans()
         self._placed_before, store = placement, self._store_of(placement, progress)
         store.place(placement)
-        store.frees = self.disk is not None and self._disk_bytes > self.disk
+        inverted = any(self.program.inverted(op, placement) for op in self.program.backward)
+        store.frees = inverted or (self.disk is not None and self._disk_bytes > self.disk)
         return store
 
     def _store_of(self, placement: Placement, progress: Progress) -> ValueStore:

@@ -51,7 +51,8 @@ class ValueStore(RowStore):
         """of gradients on disk that ops add to chunk by chunk: the one of two files that holds what was added last, so that an
         op that was killed can add once more to what was there before"""
         self.frees = False
-        """whether files go with their values, where the disk has no room for all of a step"""
+        """whether files go with their values: where the disk has no room for all of a step, and where rows are INVERTED, which
+        are not to fill it layer by layer"""
         self._tidy, self._x_read = tidy, False
         self._spare: list[NDArray[np.uint8]] = []
         self.left: Callable[[], int] = int
@@ -118,7 +119,7 @@ class ValueStore(RowStore):
             return_freed()
 
     def drop(self, name: str) -> None:
-        """Let a value go: from memory; files stay, to be overwritten by the next step, unless the disk has no room for all."""
+        """Let a value go: from memory; files stay, to be overwritten by the next step, but where the store `frees`."""
         rows = self.memory.opened(name)
         self.memory.drop(name)
         if self.frees:

@@ -135,7 +135,8 @@ class LayerShape:
     what is summed, and of what the destination adds beside it (0: the same rows), where the layer can map first, else None;
     source_bytes, edge_bytes: what a source's row and an edge take in memory while rows are computed (kind None). Of exact
     training, norm: columns of its norm over all nodes, 0 without one; residual: whether the destination's row is added;
-    trains: whether it has parameters. itemsize: bytes of a number that it computes with."""
+    trains: whether it has parameters; reversible: whether its input follows from its output. itemsize: bytes of a number that
+    it computes with."""
 
     width: int
     out: int
@@ -147,6 +148,7 @@ class LayerShape:
     norm: int = 0
     residual: bool = False
     trains: bool = False
+    reversible: bool = False
     itemsize: int = 4
 
 

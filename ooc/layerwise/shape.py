@@ -19,7 +19,7 @@ from ooc.models.builders import Model, full_blocks
 from ooc.models.convs import BlockGATConv, BlockGCN2Conv, BlockGCNConv, BlockGINConv, BlockPropagation, BlockSAGEConv
 from ooc.models.jumping import carrying
 from ooc.models.layers import Layer, as_input, evaluating
-from ooc.models.reversible import ReversibleLayer
+from ooc.models.reversible import GroupStep, ReversibleLayer
 from ooc.models.user_models import kind_of, refuse_edge_attr, takes_edge_attr
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.stores.dataset import Dataset
@@ -151,7 +151,8 @@ def _training(layer: nn.Module) -> dict[str, Any]:
     """What only exact training needs to know of a layer, by the fields of `LayerShape`."""
     norm: Any = norm_of(layer)
     residual = is_plain(layer) and bool(layer.residual)
-    return {"norm": 0 if norm is None else int(norm.num_features), "residual": residual, "trains": _trains(layer)}
+    own = {"residual": residual, "trains": _trains(layer), "reversible": isinstance(layer, GroupStep)}
+    return {"norm": 0 if norm is None else int(norm.num_features), **own}
 
 
 def _trains(module: nn.Module) -> bool:

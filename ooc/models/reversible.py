@@ -98,11 +98,29 @@ class GroupStep(nn.Module):
         return self.block.conv
 
     def forward(self, x: Tensor, block: Block) -> Tensor:
-        mask = dropout_mask(x, self.dropout, self.block.training)
-        read, parts = x.chunk(self.groups, dim=1), list(x[: block.num_dst].chunk(self.groups, dim=1))
+        return self._with(x, block, self._added(x, block))
+
+    def undone(self, y: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+        """(the rows that the layer made `y` of, what it makes of `y`), [num_dst, c] each, computed once; y: [num_src, c].
+
+        What is added to a group does not depend on that group, so gradients of the second, with respect to `y` and to
+        parameters, are those of the layer at its input. The first has none.
+        """
+        added = self._added(y, block)
+        return self._with(y.detach(), block, -added.detach()), self._with(y, block, added)
+
+    def _added(self, x: Tensor, block: Block) -> Tensor:
+        """What is added to the group, [num_dst, c / groups]."""
+        mask, read = dropout_mask(x, self.dropout, self.block.training), x.chunk(self.groups, dim=1)
         rows = sum(read[2:], start=read[1]) if self.group == 0 else read[self.group - 1]
         own_mask = None if mask is None else mask.chunk(self.groups, dim=1)[self.group]
-        parts[self.group] = parts[self.group] + self.block(rows, block, own_mask)
+        added: Tensor = self.block(rows, block, own_mask)
+        return added
+
+    def _with(self, x: Tensor, block: Block, added: Tensor) -> Tensor:
+        """The rows of destinations with so much added to the group."""
+        parts = list(x[: block.num_dst].chunk(self.groups, dim=1))
+        parts[self.group] = parts[self.group] + added
         return torch.cat(parts, dim=1)
 
     def extra_repr(self) -> str:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from ooc.fullgraph.placement.costs import MOVED, TIERS
 from ooc.fullgraph.placement.step_plan import TIER_NAMES, StepPlan
-from ooc.fullgraph.program import Program, TensorPlacement
+from ooc.fullgraph.program import GONE, Program
 from ooc.layerwise.pass_plan import label_of
 from ooc.planning.choose_mode import ModeChoice
 from ooc.planning.over_ranks import RanksPlan
@@ -154,7 +154,7 @@ def _values(program: Program, plan: StepPlan) -> Table:
     for value in program.values:
         placement = plan.placement.of(value.name)
         text = str(placement)
-        if placement is TensorPlacement.RECOMPUTED and value.kind == "rows":
+        if placement in GONE and value.kind == "rows":
             text += f", via {TIER_NAMES[plan.placement.standing(value.name)]}"
         table.add_row(label_of(value.name), value.kind, format_bytes(plan.sizes[value.name]), text)
     return table

@@ -59,6 +59,7 @@ FORCED = {
     "disk": "all on disk",
     "recomputed": "all recomputed",
     "compressed": "all compressed",
+    "inverted": "all inverted",
 }
 """`FullConfig.placement` -> the static plan"""
 _DISK_FRACTION = 0.9
@@ -336,6 +337,11 @@ def _forced(
         return there
     measured = profile(full, folder, loss, room.disk) if config.plans else unmeasured
     static = static_placements(full.program, measured)
+    if config.placement == "inverted" and not full.program.undone_by:
+        raise ConfigError(
+            "placement = 'inverted' is for rows between reversible layers (models revsage, revgat, revgcn) in one process: "
+            "leave it out, or choose another"
+        )
     if FORCED[config.placement] not in static:
         raise ConfigError(
             f"placement = {config.placement!r}: without a GPU there is no memory of one, and values go "

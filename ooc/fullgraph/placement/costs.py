@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.fullgraph.program import Placement, Program, TensorPlacement, Value
+from ooc.fullgraph.program import GONE, Placement, Program, TensorPlacement, Value
 from ooc.layerwise.pass_plan import Op
 from ooc.stores.io.pages import PAGE_BYTES
 
@@ -236,8 +236,9 @@ class _RunOrder:
 
     Rows that are RECOMPUTED are made again before the first op that needs them, from the nearest that is kept, and stand until
     the last one is through. Sums that are RECOMPUTED are added up once more beside the op that wants them, and never stand
-    anywhere. last: by value the last op in the backward pass that needs it, or something that is RECOMPUTED of it; -1 where
-    none does.
+    anywhere. Rows that are INVERTED are written by the op of their layer, and stand until the one of the layer below is
+    through. last: by value the last op in the backward pass that needs it, or something that is RECOMPUTED of it; -1 where none
+    does.
     """
 
     def __init__(self, costs: "StepCosts", placement: Placement, first: bool) -> None:
@@ -260,7 +261,7 @@ class _RunOrder:
 
     def _stays(self, value: Value) -> bool:
         """Whether a value stands from when it is made until it is needed in the backward pass."""
-        return not self._recomputed(value.name) and (self.last[value.name] >= 0 or value.constant)
+        return self.placement.of(value.name) not in GONE and (self.last[value.name] >= 0 or value.constant)
 
     def _there(self, name: str) -> bool:
         """Whether it was made in an earlier epoch, or is the store's."""
@@ -268,8 +269,10 @@ class _RunOrder:
         return not value.made_by or (value.constant and not self.first and self._stays(value))
 
     def _stands(self, value: Value, moment: int) -> bool:
-        """Whether a value, as it was made first, is somewhere while op number `moment` runs."""
+        """Whether a value, as it was made first or INVERTED, is somewhere while op number `moment` runs."""
         stays = self._stays(value)
+        if moment >= len(self.program.forward) and self.placement.of(value.name) is TensorPlacement.INVERTED:
+            return self.at[value.backward[0]] <= moment <= self.last[value.name]
         if not value.made_by or (value.constant and stays):
             return not self.first or self.made_at[value.name] <= moment
         if value.kind in ("sums", "saved") and not stays:
@@ -291,17 +294,22 @@ class _RunOrder:
         saved = [name for name in op.reads if values[name].kind == "saved"]
         lost = [name for name in op.reads if self._recomputed(name) and values[name].kind in ("sums", "saved")]
         sums = [self.ops[values[name].made_by].summed for name in lost if values[name].kind == "sums"]
-        gathers = tuple(name for name in (self.ops[op.repeats].summed,) if name in op.reads) if op.kind == "gather" else ()
+        inverted, source = self.program.inverted(op, self.placement), self.ops[op.repeats].summed if op.repeats else ""
+        gathers = (source,) if op.kind == "gather" and source in op.reads else ()
         added = [name for name in op.writes if values[name].made_by != op.name]  # to what is there
         reads = (*(name for name in op.reads if name not in (*lost, *gathers)), *added)
+        made: tuple[str, ...] = ()
+        if inverted is not None:
+            gathers = (inverted.output,)
+            made = (inverted.name,) if self.last[inverted.name] >= 0 else ()
         adds = tuple(name for name in (op.summed, *sums) if name)
         standing = self._alive(moment)
-        before = [name for name in standing if values[name].made_by != op.name]
+        before = [name for name in standing if values[name].made_by != op.name and name not in made]
         for name in self._ordered((*reads, *adds, *gathers)):
             yield from self._make(name, before)
         repeated = "" if saved and not self._recomputed(saved[0]) else op.repeats
         alive = tuple(dict.fromkeys((*standing, *self.again)))
-        yield OpRun(op, False, adds, gathers, reads, op.writes, repeated, alive)
+        yield OpRun(op, False, adds, gathers, reads, (*op.writes, *made), repeated, alive)
         self.again = [name for name in self.again if self.last[name] > moment]
 
     def _ordered(self, names: tuple[str, ...]) -> list[str]:
@@ -476,3 +484,8 @@ class StepCosts:
             if self.values[name].kind != "features" or tier is not TensorPlacement.DISK:
                 found[TIERS.index(tier)] += self.space(name, tier, placement.of(name))
         return found[0], found[1], found[2]
+
+
+def bytes_alone(program: Program) -> StepCosts:
+    """Costs of what was not measured: bytes, as the program has them."""
+    return StepCosts(program, StepProfile({}, {}, 0.0))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ooc.fullgraph.placement.costs import CELLS, TIERS, Bytes, Floats, Ints, OpRun, RunLoad, StepCosts, StepProfile, inputs_of
 from ooc.fullgraph.placement.stage_tables import ALIVE, BEFORE, PlacementStage, Stages, Tables, ValueChoice
-from ooc.fullgraph.program import Placement, Program, TensorPlacement
+from ooc.fullgraph.program import GONE, Placement, Program
 from ooc.stores.jit import kernel
 
 MOST, LEAST_MOST, FIRST = 1_500_000, 40_000, 4_000
@@ -338,7 +338,7 @@ class _Search:
             at = int(states.parent[at])
         chosen |= self._root_options[history[0].option[at]]
         placements = {name: choice.where for name, choice in chosen.items()}
-        passing = {name: choice.standing for name, choice in chosen.items() if choice.where is TensorPlacement.RECOMPUTED}
+        passing = {name: choice.standing for name, choice in chosen.items() if choice.where in GONE}
         return Placement(placements, passing)
 
 

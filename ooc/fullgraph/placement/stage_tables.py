@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ooc.fullgraph.placement.costs import CELLS, MOVED, TIERS, Floats, Ints, StepCosts
-from ooc.fullgraph.program import TensorPlacement, Value
+from ooc.fullgraph.program import GONE, TensorPlacement, Value
 from ooc.layerwise.pass_plan import Op
 
 ROWS, ADDS, ROW_PASS, ADD_PASS = slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 12)
@@ -24,7 +24,8 @@ be); bytes by tier that stand meanwhile, and just before it"""
 
 class ValueChoice(NamedTuple):
     """A value's placement, and the tier it stands in while it is used. needed: whether the backward pass needs it; where that
-    depends on sums that a later stage decides, both are tried, and the later stage refuses what it is not."""
+    depends on sums that a later stage decides, or on whether rows are INVERTED from it, both are tried, and the stage that
+    knows refuses what it is not."""
 
     where: TensorPlacement
     standing: TensorPlacement
@@ -74,6 +75,9 @@ class Stages:
         self.decided = {value.name: self._decided_at(value) for value in self.program.values}
         """by value the stage that decides it, -1 of the store's own"""
         self.stages = [self._stage(number) for number in range(len(self.program.forward))]
+        self._undone = self.program.undone_by
+        self._made_of = {value.output: value.name for value in self._undone.values()}
+        """by the output of a reversible layer its rows, which may be INVERTED"""
         self.choices = {value.name: self._choices_of(value) for value in self.program.values}
 
     def _decided_at(self, value: Value) -> int:
@@ -118,8 +122,15 @@ class Stages:
                 for tier in (TensorPlacement.RETAINED, TensorPlacement.DISK)
                 if tier in tiers
             ]
+        below = value.name in self._made_of
+        if TensorPlacement.INVERTED in value.placements:
+            passing = [tier for tier in (TensorPlacement.RETAINED, TensorPlacement.DISK) if tier in tiers]
+            ways = [True] * below + [False]
+            found += [ValueChoice(TensorPlacement.INVERTED, tier, needed) for tier in passing for needed in ways]
         if value.backward:
             return found
+        if below:
+            return [*found, *(choice._replace(needed=False) for choice in found)]
         sums = [self.costs.sums[op.name] for op in self.program.forward if op.summed == value.name]
         summed_again = any(name and self.values[name].backward for name in sums)
         open_yet = [choice for choice in found if _depends(value, choice)]
@@ -130,7 +141,7 @@ class Stages:
         """Whether a value stands from when it is made until it is needed in the backward pass."""
         if value.kind == "features":
             return choice.standing is not TensorPlacement.DISK
-        if choice.where is TensorPlacement.RECOMPUTED or value.kind == "gradient":
+        if choice.where in GONE or value.kind == "gradient":
             return False
         return value.constant or (choice.needed if value.kind == "rows" else bool(value.backward))
 
@@ -226,7 +237,25 @@ class Stages:
                     self._adds(own, self.costs.ops[value.made_by].summed, known)
         if value.name == stage.sums:
             self._sums_forward(stage, value, choice, known, cells[0])
+        for own, op in zip(cells[1:], stage.backwards, strict=True):
+            if op.name in self._undone:
+                cells[0, LEAST] += self._undoes(op, value, choice, known.get(self._undone[op.name].name, choice), own)
         return cells
+
+    def _undoes(self, op: Op, value: Value, choice: ValueChoice, rows: ValueChoice, cells: Floats) -> float:
+        """What a value adds to an op where the rows of its layer (chosen: `rows`) are INVERTED; infinite: what cannot be."""
+        undone, inverted = self._undone[op.name], rows.where is TensorPlacement.INVERTED
+        tier = slice(ALIVE.start + TIERS.index(choice.standing), None, len(TIERS))  # while it runs, and before
+        if value.kind == "saved":
+            return np.inf if inverted and value.name in op.reads and choice.where is not TensorPlacement.RECOMPUTED else 0.0
+        if value is undone and inverted and choice.needed:
+            cells[tier.start] += self.costs.size(value.name)
+            self._move(cells, ROWS, value.name, choice.standing, 0, 1)
+        elif value.name == undone.output and inverted:
+            cells[tier] += self.costs.size(value.name)
+            self._move(cells, ROW_PASS, value.name, choice.standing, 1, 0)
+        optional = value.name == undone.output and (choice.where is TensorPlacement.INVERTED or not value.backward)
+        return np.inf if optional and choice.needed != inverted else 0.0
 
     def _met(self, stage: PlacementStage, op: Op, value: Value, choice: ValueChoice, cells: Floats) -> None:
         """What a value, where it is met, adds to the scan of an op."""
@@ -239,8 +268,9 @@ class Stages:
         if choice.where is TensorPlacement.COMPRESSED:
             cells[ROWS.start] += costs.packing(name).pack_s if name in op.writes and written else 0.0
             cells[ROWS.start] += costs.packing(name).unpack_s if name in op.reads else 0.0
-        gathered = op.kind == "gather" and name == stage.op.summed
+        gathered = op.kind == "gather" and name == stage.op.summed and not (back and choice.where is TensorPlacement.INVERTED)
         gone = choice.where is TensorPlacement.RECOMPUTED and value.kind in ("sums", "saved")
+        gone |= choice.where is TensorPlacement.INVERTED
         if name in op.reads and not (back and (gathered or gone)):
             self._move(cells, ROWS, name, tier, 1, 0)
         if name in op.writes and written:

@@ -20,11 +20,17 @@ STATIC = {
     "all on the GPU": (TensorPlacement.DEVICE, TensorPlacement.RETAINED),
     "all retained": (TensorPlacement.RETAINED,),
     "all on disk": (TensorPlacement.DISK, TensorPlacement.RETAINED),
-    "all recomputed": (TensorPlacement.RECOMPUTED, TensorPlacement.DISK, TensorPlacement.RETAINED),
+    "all recomputed": (
+        TensorPlacement.RECOMPUTED,
+        TensorPlacement.INVERTED,
+        TensorPlacement.DISK,
+        TensorPlacement.RETAINED,
+    ),
     "all compressed": (TensorPlacement.COMPRESSED, TensorPlacement.RETAINED),
+    "all inverted": (TensorPlacement.INVERTED, TensorPlacement.RETAINED),
 }
-"""Plans that treat all values alike: the first of these placements that a value may have. Of plans
-as fast the first is taken"""
+"""Plans that treat all values alike: the first of these placements that a value may have; what autograd keeps of layers whose
+rows are INVERTED is RECOMPUTED. Of plans as fast the first is taken"""
 TIER_NAMES = {TensorPlacement.RETAINED: "memory", TensorPlacement.DEVICE: "GPU memory", TensorPlacement.DISK: "disk"}
 _TRIES, _ALIKE = 4, 1.02
 """of `settled`: plans made, and by how much a value may be larger than it was planned with"""
@@ -133,6 +139,7 @@ class StepPlan:
 
 def predict(program: Program, profile: StepProfile, placement: Placement, room: TierRoom) -> StepPlan:
     """What a step takes under given placements. Raises BudgetError, naming the op, where something does not fit `room`."""
+    assert program.allows(placement)
     costs, now, found = StepCosts(program, profile), 0.0, []
     asked = [_asked(costs, run, placement, room) for run in costs.runs(placement)]
     cut, range_bytes = dict[str, int](), dict[str, int]()
@@ -231,15 +238,24 @@ def _kept_sizes(program: Program, profile: StepProfile, cut: Mapping[str, int]) 
 
 
 def static_placements(program: Program, profile: StepProfile) -> dict[str, Placement]:
-    """The plans that treat all values alike, by name; those only that the tiers there are allow. What passes, of values
-    that are made again, stands on disk."""
+    """The plans that treat all values alike, by name; those only that the tiers there are allow."""
     tiers, disk = {*profile.places, *[TensorPlacement.COMPRESSED] * bool(profile.packed)}, TensorPlacement.DISK
+    tiers |= {TensorPlacement.INVERTED} if program.undone_by else set()
     needed = {name: {disk if disk in wanted else wanted[0]} for name, wanted in STATIC.items()}
-    return {
-        name: Placement({v.name: next((w for w in wanted if w in v.placements), v.placements[0]) for v in program.values})
-        for name, wanted in STATIC.items()
-        if needed[name] <= tiers
-    }
+    return {name: alike(program, *wanted) for name, wanted in STATIC.items() if needed[name] <= tiers}
+
+
+def alike(program: Program, *wanted: TensorPlacement) -> Placement:
+    """The first of some placements that a value may have, for each. What passes, of values that are made again, stands on disk
+    where that is among them."""
+    where = {v.name: next((w for w in wanted if w in v.placements), v.placements[0]) for v in program.values}
+    passing = {}
+    for op in program.backward:
+        rows = program.inverted(op, Placement(where))
+        if rows is not None:
+            where[program.saved_of(op)] = TensorPlacement.RECOMPUTED
+            passing[rows.name] = TensorPlacement.DISK if TensorPlacement.DISK in wanted else TensorPlacement.RETAINED
+    return Placement(where, passing)
 
 
 def plan_step(program: Program, profile: StepProfile, room: TierRoom) -> StepPlan:

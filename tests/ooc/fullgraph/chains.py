@@ -1,11 +1,15 @@
 """Programs and profiles of made-up models: what planning is tested on. All seconds are sums of powers of two, so exact."""
 
 from collections.abc import Mapping
+from itertools import product
+from math import inf
 from typing import Any
 
 from ooc.fullgraph.placement.costs import OpCost, PackCost, Speed, StepProfile
-from ooc.fullgraph.program import Program, TensorPlacement, Value
+from ooc.fullgraph.placement.step_plan import TierRoom, predict
+from ooc.fullgraph.program import GONE, Placement, Program, TensorPlacement, Value
 from ooc.layerwise.pass_plan import Op
+from ooc.stores.errors import BudgetError
 
 ALL = (TensorPlacement.RETAINED, TensorPlacement.DEVICE, TensorPlacement.DISK, TensorPlacement.RECOMPUTED)
 KEPT = ALL[:3]
@@ -95,3 +99,30 @@ def profile(program: Program, seconds: list[int], hidden: float = 0.5, gpu: bool
         if value.kind == "saved"
     }
     return StepProfile(found, tiers, hidden, packed=packed)
+
+
+def seconds_of(program: Program, known: StepProfile, placement: Placement, room: TierRoom) -> float:
+    """Of a step under a placement, infinite where it does not fit, or cannot be."""
+    if not program.allows(placement):
+        return inf
+    try:
+        return predict(program, known, placement, room).seconds
+    except BudgetError:
+        return inf
+
+
+def ways(value: Value) -> list[tuple[TensorPlacement, TensorPlacement]]:
+    """(where, where it stands while it is used) of a value."""
+    passing = (TensorPlacement.RETAINED, TensorPlacement.DISK) if value.kind == "rows" else (TensorPlacement.DISK,)
+    return [(where, tier) for where in value.placements for tier in (passing if where in GONE else (where,))]
+
+
+def best_of_all(program: Program, known: StepProfile, room: TierRoom) -> float:
+    """The least seconds of any placement there is."""
+    names = [value.name for value in program.values]
+    least = inf
+    for picked in product(*map(ways, program.values)):
+        placements = {name: where for name, (where, _) in zip(names, picked, strict=True)}
+        passing = {name: tier for name, (where, tier) in zip(names, picked, strict=True) if where in GONE}
+        least = min(least, seconds_of(program, known, Placement(placements, passing), room))
+    return least

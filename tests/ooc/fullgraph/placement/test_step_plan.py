@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise
 from math import inf
 
 import numpy as np
@@ -13,40 +13,13 @@ from hypothesis import strategies as st
 from ooc.fullgraph.placement.costs import Ranges, RunLoad, StepProfile
 from ooc.fullgraph.placement.search import search, unbeaten
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, plan_step, predict, static_placements
-from ooc.fullgraph.program import Placement, Program, TensorPlacement, Value
+from ooc.fullgraph.program import Program, TensorPlacement
 from ooc.stores.errors import BudgetError
 from ooc.stores.sizes import parse_bytes
-from tests.ooc.fullgraph.chains import chain, profile
+from tests.ooc.fullgraph.chains import best_of_all, chain, profile, seconds_of
 from tests.scale import few
 
 MOST_TRIED = 200
-
-
-def seconds_of(program: Program, known: StepProfile, placement: Placement, room: TierRoom) -> float:
-    try:
-        return predict(program, known, placement, room).seconds
-    except BudgetError:
-        return inf
-
-
-def ways(value: Value) -> list[tuple[TensorPlacement, TensorPlacement]]:
-    """(where, where it stands while it is used) of a value."""
-    kept = [(where, where) for where in value.placements if where is not TensorPlacement.RECOMPUTED]
-    if TensorPlacement.RECOMPUTED not in value.placements:
-        return kept
-    passing = (TensorPlacement.RETAINED, TensorPlacement.DISK) if value.kind == "rows" else (TensorPlacement.DISK,)
-    return [*kept, *((TensorPlacement.RECOMPUTED, tier) for tier in passing)]
-
-
-def best_of_all(program: Program, known: StepProfile, room: TierRoom) -> float:
-    """The least seconds of any placement there is."""
-    names = [value.name for value in program.values]
-    least = inf
-    for picked in product(*map(ways, program.values)):
-        placements = {name: where for name, (where, _) in zip(names, picked, strict=True)}
-        passing = {name: tier for name, (where, tier) in zip(names, picked, strict=True) if where is TensorPlacement.RECOMPUTED}
-        least = min(least, seconds_of(program, known, Placement(placements, passing), room))
-    return least
 
 
 @st.composite
