@@ -66,6 +66,8 @@ class Executor(ForwardExecutor):
         self._losses: list[Tensor] = []
         """of chunks, which were not read yet"""
         self._log, self._progress = log, progress
+        self._logged: set[str] = set()
+        """values that the log's last entry relies on"""
         self._number, self._resumed_op = 0, ""
         self._made = {*constant, *(v.name for v in program.values if v.kind in ("features", "edges"))}
         self._begun: set[str] = set()
@@ -118,15 +120,21 @@ class Executor(ForwardExecutor):
         position = None if self._log is None else self._log.found()
         self.store.halves.clear()
         if position is None:
-            if self._log is not None:
-                self._log.forget()
+            self._forget()
             return StepPosition()
         self._loss = position.loss
         self._made |= set(position.made)
         self._begun |= set(position.begun)
         self.store.halves.update(position.halves)
         position.put_back(self.modules)
+        self._logged = {*position.made, *position.begun, *self.program.ops[position.op].writes}
         return position
+
+    def _forget(self) -> None:
+        """End the log, before what it relies on is changed otherwise."""
+        self._logged = set()
+        if self._log is not None:
+            self._log.forget()
 
     def _record(self, op: Op, chunk: NodeChunk, moments: Moments | None = None) -> None:
         """Report how far an op came, and log it, where everything that is needed to go on outlives the process."""
@@ -154,7 +162,9 @@ class Executor(ForwardExecutor):
         self.store.sync([*writes, *made, *begun])
         reached, halves = (number, stop, self.loss), dict(self.store.halves)
         state = self.modules.draws.keys, statistics_of(self.modules), None if moments is None else moments.state
+        self._logged |= {*writes, *made, *begun}  # and what the entry before relies on, until this one stands
         self._log.keep(StepPosition(*reached, made, sorted(self._begun), *state, halves))
+        self._logged = {*writes, *made, *begun}
         return True
 
     def _share(self, op: Op) -> None:
@@ -342,8 +352,8 @@ class Executor(ForwardExecutor):
             return
         if op.scatters not in self._begun:
             self.store.clear(op.scatters)
-        elif self._log is not None:
-            self._log.forget()
+        else:
+            self._forget()
 
     def _added(self, op: Op) -> None:
         """All gradients of an op are put."""
@@ -495,9 +505,8 @@ class Executor(ForwardExecutor):
         """Values whose last use this op was. The log is not left relying on files that go."""
         unused = self._unused(op)
         self._made -= {*unused}
-        relies = self.store.frees and self._log is not None and not self._log.names.isdisjoint(unused)
-        if relies and self._log is not None and not self._keep(self._number + 1):
-            self._log.forget()
+        if self.store.frees and not self._logged.isdisjoint(unused) and not self._keep(self._number + 1):
+            self._forget()
         self._drop(unused)
         self.constant |= {v.name for v in self.program.values if v.constant and v.name in self._made and v.kind == "sums"}
 
@@ -526,6 +535,8 @@ class Executor(ForwardExecutor):
             self._drain()
         for name in list(self._pending):
             self._end_pending(name)
+        if self._logged:
+            self.store.frees = False  # of a step that ended early files stay, as its log relies on them
         for value in self.program.values:
             if value.kind in ("rows", "sums", "gradient") and value.name not in self.constant:
                 self.store.drop(value.name)

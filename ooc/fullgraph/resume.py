@@ -65,8 +65,6 @@ class StepLog:
     def __init__(self, folder: Path, model: nn.Module, key: str) -> None:
         self._path, self._model, self._key = folder / NOTE, model, key
         self._last = time.monotonic()
-        self.names: frozenset[str] = frozenset()
-        """values that the last entry relies on"""
 
     def due(self) -> bool:
         """Whether it is time for one."""
@@ -79,7 +77,6 @@ class StepLog:
         buffers = dict(self._model.named_buffers())
         torch.save({"key": self._key, "state": vars(state), "grads": grads, "buffers": buffers}, content)
         write_file(self._path, content.getvalue())
-        self.names = frozenset((*state.made, *state.begun))
         self._last = time.monotonic()
 
     def found(self) -> StepPosition | None:
@@ -93,7 +90,6 @@ class StepLog:
             state = StepPosition(**kept["state"])
         except (RuntimeError, ValueError, KeyError, TypeError, EOFError, UnpicklingError):
             return None  # not whole, or of another version
-        self.names = frozenset((*state.made, *state.begun))
         with torch.no_grad():
             for name, buffer in self._model.named_buffers():
                 buffer.copy_(kept["buffers"][name])
@@ -103,7 +99,6 @@ class StepLog:
 
     def forget(self) -> None:
         """Before what it speaks of is changed otherwise."""
-        self.names = frozenset()
         if self._path.exists():
             self._path.unlink()
             sync_dir(self._path.parent)

@@ -27,10 +27,10 @@ RETAINED, DISK, INVERTED = TensorPlacement.RETAINED, TensorPlacement.DISK, Tenso
 ROOM = 430_000
 
 
-def reversible(name: str, layers: int, groups: int = 2, **settings: Any) -> nn.Module:
+def reversible(name: str, layers: int, groups: int = 2, hidden: int = 16, **settings: Any) -> nn.Module:
     torch.manual_seed(3)
     given = {"groups": groups, "heads": 2, "dropout": 0.3, "norm": "layer", **settings}
-    return build_model(name, FEATURES, 16, CLASSES, layers, **given)
+    return build_model(name, FEATURES, hidden, CLASSES, layers, **given)
 
 
 def stepped(
@@ -131,8 +131,8 @@ def test_112_layers_take_the_bytes_of_7_and_have_the_gradient(make_store: MakeSt
     arrays = {"x": rng.standard_normal((NODES, FEATURES), dtype=np.float32), "y": rng.integers(0, CLASSES, NODES)}
     with Dataset.open(make_store(num_nodes=NODES, src=src, dst=dst, num_classes=CLASSES, **arrays)) as ds:
         for layers, dtype in ((7, torch.float32), (112, torch.float32), (112, torch.float64)):
-            model = reversible(name, layers, dropout=0.2).to(dtype)
-            seen = lambda full: most.append(peak(full) / full.shape.itemsize)  # noqa: E731
+            model = reversible(name, layers, dropout=0.2, hidden=32).to(dtype)
+            seen = lambda full: most.append(peak(full))  # noqa: E731
             loss, found = stepped(model, ds, tmp_path / str(layers), RETAINED, room=10**8, seen=seen)
             for layer in model.layers:
                 layer.disable = True
@@ -140,7 +140,7 @@ def test_112_layers_take_the_bytes_of_7_and_have_the_gradient(make_store: MakeSt
             assert loss == pytest.approx(expected_loss, rel=1e-5)
             exact, own = (torch.cat([each[key].flatten() for key in sorted(each)]) for each in (expected, found))
             assert float((own - exact).norm() / exact.norm()) < (1e-5 if dtype == torch.float32 else 1e-12)
-    assert max(most) <= 1.05 * min(most)
+    assert most[1] <= 1.05 * most[0]
 
 
 def peak(full: FullGraph) -> int:
@@ -171,7 +171,7 @@ def test_a_killed_step_goes_on_to_the_bit(
                 stepped(reversible("revsage", 3), ds, folder, where)
                 raise AssertionError("not killed")
             found = stepped(reversible("revsage", 3), ds, folder, where)
-            assert found[0] == expected[0]
+            assert found[0] == expected[0], (method, at)
             assert all(torch.equal(found[1][key], gradient) for key, gradient in expected[1].items()), (method, at)
 
 
