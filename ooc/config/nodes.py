@@ -71,6 +71,12 @@ def _blocks(value: object) -> object:
         raise ValueError('write it as JSON, as in [{"conv": "gat"}, {"mlp": 64}]') from None
 
 
+def _checkpointing(value: object) -> object:
+    """What a switch says, which the setting was once."""
+    return {True: "layers", False: "none"}[value] if isinstance(value, bool) else value
+
+
+Checkpointing = Annotated[Literal["none", "layers", "sqrt"], BeforeValidator(_checkpointing)]
 Widths = Annotated[Width | Annotated[list[Width], Field(min_length=1, max_length=10_000)], BeforeValidator(_widths)]
 
 
@@ -231,8 +237,10 @@ class TrainConfig(NodeConfig, SharedGradients):
     rescale: bool = Field(
         default=True, description="Rescale sums over sampled edges to be unbiased (gcn, gin, gine, gcnii, appnp, sgc)."
     )
-    activation_checkpointing: bool = Field(
-        default=False, description="Recompute layers in the backward pass: less memory, more time."
+    activation_checkpointing: Checkpointing = Field(
+        default="none",
+        description="Recompute layers in the backward pass, for less memory and more time: layers (each of them), or sqrt (in "
+        "about as many segments as the square root of their number).",
     )
     compress: Literal["int8", "int4", "int2"] | None = Field(default=None, description=COMPRESS)
     # batches
@@ -369,6 +377,11 @@ class TrainConfig(NodeConfig, SharedGradients):
             raise ValueError(f"{unused[0]} does not apply to mode {self.mode}: leave it out, or use another mode")
         self._check_labor()
         self._check_compress()
+        if self.mode == "history" and self.activation_checkpointing not in ("none", "layers"):
+            raise ValueError(
+                f"activation_checkpointing = {self.activation_checkpointing} does not apply to mode history, where histories "
+                "act between layers: use layers"
+            )
         if self.saint != "walk" and changed(self, "walk_length"):
             raise ValueError(f"walk_length does not apply to saint = {self.saint}: leave it out")
         if self.evaluate == "layerwise" and (self.eval_fanout, self.eval_batch_size) != (self.fanout, self.batch_size):
@@ -388,7 +401,7 @@ class TrainConfig(NodeConfig, SharedGradients):
                 f"compress does not apply to model {self.model}, whose layers keep no activations for the backward pass: leave "
                 "it out"
             )
-        if self.activation_checkpointing:
+        if self.activation_checkpointing != "none":
             raise ValueError("compress and activation_checkpointing save the same memory: leave one of them out")
         if self.compile:
             raise ValueError(

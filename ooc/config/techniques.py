@@ -66,7 +66,8 @@ def _in_parts(config: TrainConfig, parts: int | None) -> Mapping[str, Any]:
 TECHNIQUES: dict[str, Technique] = {
     PLAIN: Technique("the settings as given", _to()),
     "accumulate": Technique("a quarter of the batch at a time, the same optimizer steps", _smaller),
-    "checkpointing": Technique("layers recomputed in the backward pass", _to(activation_checkpointing=True)),
+    "checkpointing": Technique("every layer recomputed in the backward pass", _to(activation_checkpointing="layers")),
+    "checkpointing-sqrt": Technique("layers recomputed in segments", _to(activation_checkpointing="sqrt")),
     "bf16": Technique("activations in bfloat16", _to(precision="bf16")),
     "int8": Technique("activations in int8 between the passes", _to(compress="int8")),
     "int4": Technique("activations in int4 between the passes", _to(compress="int4")),

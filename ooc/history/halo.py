@@ -22,6 +22,7 @@ from ooc.history.shares import ranks_of
 from ooc.layerwise.shape import probe_widths
 from ooc.loading.subgraph_loaders import PartLoader
 from ooc.models.layers import evaluating, run_model
+from ooc.models.recomputation import Given
 from ooc.models.user_models import kind_of, refuse_edge_attr
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
@@ -151,7 +152,7 @@ class Halo:
     drift_reported: bool = False
     """whether it was reported that the drift is not measured"""
 
-    def forward(self, model: nn.Module, batch: Any, checkpoint: bool) -> Tensor:
+    def forward(self, model: nn.Module, batch: Any, checkpoint: Given) -> Tensor:
         """The model's rows for the batch's own nodes; their rows between the layers are pushed."""
         if self.history is None:
             outside = len(batch.n_id) - batch.batch_size

@@ -27,6 +27,7 @@ from ooc.models.convs import (
 from ooc.models.jumping import Jk, Jump
 from ooc.models.layers import Between, DenseLayer, Input, Layer, Norm, run_model
 from ooc.models.memory_efficient import Relu
+from ooc.models.recomputation import Given
 from ooc.models.reversible import NAMES as REVERSIBLE
 from ooc.models.reversible import build_reversible
 from ooc.stores.errors import ConfigError
@@ -68,7 +69,7 @@ class Model(nn.Module):
         self.encoder, self.layers, self.decoder = encoder, nn.ModuleList(layers), decoder
         self.jump = jump
 
-    def forward(self, x: Input, blocks: Sequence[Any], checkpoint: bool = False, between: Between | None = None) -> Tensor:
+    def forward(self, x: Input, blocks: Sequence[Any], checkpoint: Given = False, between: Between | None = None) -> Tensor:
         """Map x [blocks[0].num_src, in_channels] to [blocks[-1].num_dst, out_channels]; see `run_layers`."""
         out: Tensor = run_model(self, x, blocks, checkpoint, between)
         return out

@@ -25,6 +25,7 @@ from ooc.graph.bag_sum import bag_sum
 from ooc.graph.blocks import Block, pointers
 from ooc.models.dropout import dropout
 from ooc.models.edge_messages import relu_message_sum
+from ooc.models.kept_sums import neighbor_sum
 from ooc.models.memory_efficient import memory_efficient_here, sage_layer, sum_of_products
 from ooc.stores.errors import ConfigError
 
@@ -44,7 +45,7 @@ class _EdgeSum(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, value: Tensor | None, edge_index: Tensor, indptr: Tensor) -> Tensor:
         ctx.num_src, ctx.by_head = x.size(0), value is not None and value.dim() == 2
         ctx.save_for_backward(x if ctx.by_head else None, value, edge_index)
-        return _edge_sum(edge_index[0], x, indptr, value)
+        return _edge_sum(edge_index[0], x, indptr, value, neighbor_sum)
 
     @staticmethod
     @once_differentiable
@@ -66,13 +67,13 @@ class _EdgeSum(torch.autograd.Function):
         return grad_x, torch.cat(parts).to(value.dtype), None, None
 
 
-def _edge_sum(index: Tensor, rows: Tensor, indptr: Tensor, value: Tensor | None) -> Tensor:
-    """`bag_sum`, per head where `value` is [e, heads]."""
+def _edge_sum(index: Tensor, rows: Tensor, indptr: Tensor, value: Tensor | None, add: Any = bag_sum) -> Tensor:
+    """`bag_sum`, or `neighbor_sum` as `add`, per head where `value` is [e, heads]."""
     if value is None or value.dim() == 1:
-        return bag_sum(index, rows, indptr, value)
+        return add(index, rows, indptr, value)
     heads = value.size(1)
     parts = rows.view(rows.size(0) * heads, -1)
-    sums = [bag_sum(index * heads + head, parts, indptr, value[:, head].contiguous()) for head in range(heads)]
+    sums = [add(index * heads + head, parts, indptr, value[:, head].contiguous()) for head in range(heads)]
     return torch.cat(sums, dim=1)
 
 

@@ -11,8 +11,9 @@ that a node's row is dropped alike in whichever batch it is computed, and by whi
 
 import hashlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -260,9 +261,9 @@ def _dropping(draws: Any) -> Iterator[None]:
         _scope.draws = outer
 
 
-def dropping_as_now() -> AbstractContextManager[None]:
-    """A context in which rows have the positions that they have now, for what is computed again later."""
-    return _dropping(getattr(_scope, "draws", None))
+def dropping_as_now() -> Callable[[], AbstractContextManager[None]]:
+    """Return what makes a context in which rows have the positions that they have now, for what is computed again later."""
+    return partial(_dropping, getattr(_scope, "draws", None))
 
 
 def _key() -> int:

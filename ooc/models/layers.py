@@ -7,19 +7,19 @@ decoder after it work row by row.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import deepcopy
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint as recompute
 from torch_geometric.nn import BatchNorm
 
 from ooc.graph.aggregation import FirstInput, FirstLayerAggregates
 from ooc.graph.blocks import Block, squared
-from ooc.models.dropout import Of, dropout, dropping_as_now
+from ooc.models.dropout import Of, dropout
+from ooc.models.kept_sums import KeptSums
 from ooc.models.memory_efficient import Relu, activated
+from ooc.models.recomputation import Given, Recomputation, recomputed
+from ooc.models.recomputation import recording_nothing as recording_nothing
 from ooc.stores.errors import ConfigError, InputError
 
 Norm = Literal["none", "batch", "layer"]
@@ -154,7 +154,7 @@ def run_layers(
     layers: Sequence[nn.Module] | nn.ModuleList,
     x: Input,
     blocks: Sequence[Any],
-    checkpoint: bool = False,
+    checkpoint: Given = False,
     *,
     encoder: nn.Module | None = None,
     decoder: nn.Module | None = None,
@@ -168,8 +168,8 @@ def run_layers(
     the parameters. `encoder` and `decoder` are applied to x, and to the last layer's rows, row by row. Layers with
     `needs_initial` also receive the `initial` rows [num_dst, f0] of their destinations, by default x after the encoder.
 
-    With `checkpoint` only the rows between layers are saved, and the rest is recomputed in the backward pass (Chen et al.,
-    2016). The result does not change: random numbers are repeated, batch statistics recorded once.
+    With `checkpoint` layers are recomputed in the backward pass: True each of them, "sqrt" in segments, or as a `Recomputation`
+    says (see `ooc.models.recomputation`). The result does not change.
 
     With `jump`, the decoder is given what it makes of the seeds' rows behind all layers (`ooc.models.jumping`).
 
@@ -193,26 +193,70 @@ def run_layers(
     if initial is None:
         initial = out.self_row if isinstance(out, FirstLayerAggregates) else out
     mask = None if seeds is None else dropout_mask(out, float(getattr(layers[0], "dropout", 0.0)), layers[0].training)
-    kept: list[Tensor] = []
     seen = between is not None or jump is not None
     ahead = [0.0] * len(layers) if seen else [*map(dropped_ahead, layers, layers[1:]), 0.0]
-    for index, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
-        extra = (initial[: block.num_dst],) if getattr(layer, "needs_initial", False) else ()
-        options: dict[str, Any] = {"drop_next": ahead[index]} if ahead[index] else {}
-        options |= {"dropped": True} if index and ahead[index - 1] else {}
-        options |= {"mask": mask} if mask is not None else {}
-        if checkpoint and torch.is_grad_enabled():
-            contexts = lambda layer=layer, now=dropping_as_now(): (nullcontext(), again(layer, now))  # noqa: E731 - and later
-            out = recompute(layer, out, block, *extra, use_reentrant=False, context_fn=contexts, **options)
-        else:
-            out = layer(out, block, *extra, **options)
-        if jump is not None:
-            kept.append(own_rows(out, blocks[-1].num_dst))
-        if between is not None and index + 1 < len(layers):
-            out = between(index, out)
+    stack = _Stack(layers, blocks, initial, mask, ahead, jump is not None)
+    out, kept = stack.run(out, _plan(checkpoint, len(layers), between), between)
     out = out if seeds is None else out[:seeds]
     out = out if jump is None else jump(kept)
     return out if decoder is None else decoder(out)
+
+
+class _Stack(NamedTuple):
+    """The layers of a forward pass, and what they are given besides the rows. jumps: whether the seeds' rows behind each layer
+    are wanted; for the others see `run_layers`."""
+
+    layers: Any
+    blocks: Sequence[Any]
+    initial: Any
+    mask: Tensor | None
+    ahead: Sequence[float]
+    jumps: bool
+
+    def run(self, x: Any, plan: Recomputation, between: Between | None) -> tuple[Any, list[Tensor]]:
+        """(the rows behind all layers, with a jump the seeds' rows behind each)."""
+        kept: list[Tensor] = []
+        for first, stop, again in plan.parts(len(self.layers)):
+            if again:
+
+                def run(x: Any, sums: KeptSums, first: int = first, stop: int = stop) -> Any:
+                    return self.segment(x, first, stop, sums)
+
+                x, rows = recomputed(run, x, self.layers[first:stop], plan.sums_of((first, stop)))
+            else:
+                x, rows = self.segment(x, first, stop)
+            kept += rows
+            if between is not None and stop < len(self.layers):
+                x = between(stop - 1, x)
+        return x, kept
+
+    def segment(self, x: Any, first: int, stop: int, sums: KeptSums | None = None) -> tuple[Any, list[Tensor]]:
+        """`run` for layers first:stop. sums: is told the layer."""
+        kept: list[Tensor] = []
+        for index in range(first, stop):
+            if sums is not None:
+                sums.at(index - first)
+            x = self.layer(index, x)
+            if self.jumps:
+                kept.append(own_rows(x, self.blocks[-1].num_dst))
+        return x, kept
+
+    def layer(self, index: int, x: Any) -> Any:
+        """The rows behind a layer of those before it."""
+        layer, block = self.layers[index], self.blocks[index]
+        extra = (self.initial[: block.num_dst],) if getattr(layer, "needs_initial", False) else ()
+        options: dict[str, Any] = {"drop_next": self.ahead[index]} if self.ahead[index] else {}
+        options |= {"dropped": True} if index and self.ahead[index - 1] else {}
+        options |= {"mask": self.mask} if self.mask is not None else {}
+        return layer(x, block, *extra, **options)
+
+
+def _plan(checkpoint: Given, layers: int, between: Between | None) -> Recomputation:
+    """What is recomputed of so many layers: nothing where nothing is kept."""
+    plan = Recomputation.of(checkpoint if torch.is_grad_enabled() else False, layers)
+    if between is not None and any(stop - first > 1 for first, stop in plan.segments):
+        raise ConfigError("rows between layers are taken out and put in, so segments of several layers cannot be recomputed")
+    return plan
 
 
 def own_rows(x: Tensor, count: int) -> Tensor:
@@ -276,7 +320,7 @@ def _check_rows(name: str, rows: int, sources: int, nodes: str) -> None:
         raise InputError(f"{name} has {rows} rows but the first block has {sources} sources: pass those of {nodes}")
 
 
-def run_model(model: Any, x: Input, blocks: Sequence[Any], checkpoint: bool = False, between: Between | None = None) -> Any:
+def run_model(model: Any, x: Input, blocks: Sequence[Any], checkpoint: Given = False, between: Between | None = None) -> Any:
     """Call `run_layers` with the model's `layers`, and its `encoder` and `decoder` if it has them."""
     ends: dict[str, Any] = {name: getattr(model, name, None) for name in ("encoder", "decoder", "jump")}
     return run_layers(model.layers, x, blocks, checkpoint, between=between, **ends)
@@ -303,27 +347,6 @@ def as_input(x: Any, *modules: nn.Module) -> Any:
         return x
     parameter = next((p for module in modules for p in module.parameters() if p.is_floating_point()), None)
     return x if parameter is None else x.to(parameter.dtype)
-
-
-@contextmanager
-def again(layer: nn.Module, dropping: AbstractContextManager[None]) -> Iterator[None]:
-    """Compute a layer once more, with the same dropout."""
-    with recording_nothing(layer), dropping:
-        yield
-
-
-@contextmanager
-def recording_nothing(layer: nn.Module) -> Iterator[None]:
-    """Keep the running statistics of batch norms unchanged; they normalize as usual."""
-    norms = [m for m in layer.modules() if isinstance(m, _BatchNorm)]
-    before = [(norm.momentum, deepcopy(norm.num_batches_tracked)) for norm in norms]
-    for norm in norms:
-        norm.momentum = 0.0
-    try:
-        yield
-    finally:
-        for norm, (momentum, batches) in zip(norms, before, strict=True):
-            norm.momentum, norm.num_batches_tracked = momentum, batches
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:

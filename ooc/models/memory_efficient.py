@@ -21,6 +21,7 @@ from torch_geometric.utils import index_sort
 from ooc.graph.bag_sum import bag_sum
 from ooc.graph.blocks import pointers
 from ooc.models.dropout import Of, drop_positive, drop_positive_rows, dropout, level_of, next_draw, scale_of
+from ooc.models.kept_sums import neighbor_sum
 from ooc.runtime.crew import in_pieces, knows_threads, single_threaded
 from ooc.runtime.parts import in_parts
 from ooc.stores.jit import kernel
@@ -150,7 +151,7 @@ class _SageLayer(torch.autograd.Function):
     ) -> Tensor:
         edge_index, indptr = edges
         with _alone(len(value) * SUM_COST * x.size(1)):
-            neighbor, self_row = bag_sum(edge_index[0], x, indptr, value), x[: len(indptr) - 1].clone()
+            neighbor, self_row = neighbor_sum(edge_index[0], x, indptr, value), x[: len(indptr) - 1].clone()
         ctx.num_src = len(x)
         ctx.save_for_backward(neighbor, self_row, value, edge_index, weight_neighbor, weight_self)
         return _added_products(bias, (neighbor, weight_neighbor, self_row, weight_self))

@@ -26,6 +26,7 @@ from ooc.models.dropout import Of, rows_of_nodes
 from ooc.models.hetero import EDGE_ATTR_DICT, inputs_of, seed_types
 from ooc.models.layers import as_input, run_layers, run_model
 from ooc.models.pyg_models import pyg_arguments
+from ooc.models.recomputation import Given
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 
@@ -223,7 +224,7 @@ def takes_types(cls: type[nn.Module]) -> bool:
     return names[2:3] != ["edge_index"]
 
 
-def forward_batch(model: nn.Module, batch: Any, checkpoint: bool = False) -> Any:
+def forward_batch(model: nn.Module, batch: Any, checkpoint: Given = False) -> Any:
     """Return the model's rows for the seeds of a loader's batch (PyG Data or HeteroData), [batch_size, out_channels].
 
     A forward with a parameter `edge_weight` receives the sampled edges' weights, and one with `edge_attr` the first of their
@@ -248,7 +249,7 @@ def _positions(batch: Any) -> dict[Of, NDArray[np.int64]] | None:
     return {of: node.numpy() for of, node in nodes.items() if node is not None and node.device.type == "cpu"} or None
 
 
-def _forward(model: nn.Module, batch: Any, checkpoint: bool) -> Any:
+def _forward(model: nn.Module, batch: Any, checkpoint: Given) -> Any:
     """See `forward_batch`."""
     kind, typed = kind_of(model), isinstance(batch, HeteroData)
     inputs = inputs_of(batch) if typed else batch.x

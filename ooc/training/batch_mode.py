@@ -30,6 +30,7 @@ from ooc.models.compression import compressed_activations
 from ooc.models.layers import autocast, evaluating
 from ooc.models.pre_aggregation import pre_aggregation_of
 from ooc.models.quantization import kept_share
+from ooc.models.recomputation import Given
 from ooc.models.reversible import WIDTHS_ALIVE
 from ooc.models.user_models import edge_features_for, forward_batch
 from ooc.runtime.clock import write_trace
@@ -50,6 +51,8 @@ from ooc.training.node_mode import EXACT_FOLDER, make_loss
 
 _BY_EDGE = ("gat", "hgt")
 """models whose activations are mostly scores by edge, which are not compressed"""
+_RECOMPUTED: dict[str, Given] = {"none": False, "layers": True, "sqrt": "sqrt"}
+"""by `activation_checkpointing`"""
 TRAIN_SECONDS = 1.0
 """What each part of the profile before training may take"""
 
@@ -322,7 +325,11 @@ class BatchMode(BatchPlanning):
 
     def computed(self, batch: Any) -> Tensor:
         """The model's rows for the batch's seeds."""
-        return forward_batch(self.model, batch, checkpoint=self.config.activation_checkpointing)
+        return forward_batch(self.model, batch, checkpoint=self.recomputation(batch))
+
+    def recomputation(self, batch: Any) -> Given:
+        """What of the batch's forward pass is computed again in the backward pass."""
+        return _RECOMPUTED[self.config.activation_checkpointing]
 
     def loss(self, batch: Any) -> Tensor:
         """The mean over the batch's labelled seeds; of GraphSAINT's the sum, each node's times its coefficient."""

@@ -19,6 +19,7 @@ from ooc.metrics.tasks import LabelTask
 from ooc.models.edge_decoders import MLPDecoder
 from ooc.models.pre_aggregation import pre_aggregation_of
 from ooc.models.pyg_models import degree_histogram
+from ooc.models.recomputation import Given
 from ooc.models.user_models import edge_dim_of, edge_features_for, forward_batch
 from ooc.runtime.keyed_random import Purpose
 from ooc.runtime.keyed_random import key as seed_of
@@ -45,7 +46,7 @@ class EdgeModel(nn.Module):
         super().__init__()
         self.encoder, self.decoder, self.edge_type = encoder, decoder, edge_type
 
-    def forward(self, batch: Any, checkpoint: bool = False) -> Tensor:
+    def forward(self, batch: Any, checkpoint: Given = False) -> Tensor:
         """The outputs of the edges of a batch of `LinkNeighborLoader`, [b, channels]."""
         rows = forward_batch(self.encoder, batch, checkpoint)
         source, _, target = self.edge_type or ("", "", "")
@@ -133,7 +134,7 @@ class EdgeMode(SampledMode):
 
     def computed(self, batch: Any) -> Tensor:
         """The outputs of the batch's edges."""
-        return self.model(batch, self.config.activation_checkpointing)
+        return self.model(batch, self.recomputation(batch))
 
     def outputs(self, model: nn.Module, batch: Any) -> Tensor:
         return cast(Tensor, model(batch))

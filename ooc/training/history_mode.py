@@ -203,7 +203,7 @@ class HistoryMode(PartMode):
         self.halo.push()
 
     def computed(self, batch: Any) -> Tensor:
-        return self.halo.forward(self.model, batch, self.config.activation_checkpointing)
+        return self.halo.forward(self.model, batch, self.recomputation(batch))
 
     def score(self, split: str, epoch: int) -> Scores | None:
         if self.exact is not None and self.history is not None:

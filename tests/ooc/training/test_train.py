@@ -162,6 +162,7 @@ def test_other_tasks_train(make_store: MakeStore, tmp_path: Path, task: str, num
         {"precision": "bf16"},
         {"precision": "fp16"},
         {"activation_checkpointing": True},
+        {"activation_checkpointing": "sqrt"},
         {"optimizer": "adamw", "weight_decay": 0.1},
         {"replace": True},
         {"model": "gat", "heads": 4, "residual": True, "norm": "layer"},
