@@ -76,7 +76,7 @@ def _checkpointing(value: object) -> object:
     return {True: "layers", False: "none"}[value] if isinstance(value, bool) else value
 
 
-Checkpointing = Annotated[Literal["none", "layers", "sqrt"], BeforeValidator(_checkpointing)]
+Checkpointing = Annotated[Literal["none", "layers", "sqrt", "auto"], BeforeValidator(_checkpointing)]
 Widths = Annotated[Width | Annotated[list[Width], Field(min_length=1, max_length=10_000)], BeforeValidator(_widths)]
 
 
@@ -239,8 +239,8 @@ class TrainConfig(NodeConfig, SharedGradients):
     )
     activation_checkpointing: Checkpointing = Field(
         default="none",
-        description="Recompute layers in the backward pass, for less memory and more time: layers (each of them), or sqrt (in "
-        "about as many segments as the square root of their number).",
+        description="Recompute layers in the backward pass, for less memory and more time: layers (each of them), sqrt (in "
+        "about as many segments as the square root of their number), or auto (what memory has no room for, by measured costs).",
     )
     compress: Literal["int8", "int4", "int2"] | None = Field(default=None, description=COMPRESS)
     # batches
@@ -377,6 +377,11 @@ class TrainConfig(NodeConfig, SharedGradients):
             raise ValueError(f"{unused[0]} does not apply to mode {self.mode}: leave it out, or use another mode")
         self._check_labor()
         self._check_compress()
+        if self.activation_checkpointing == "auto" and self.compile:
+            raise ValueError(
+                "activation_checkpointing = auto does not apply to compile = true, whose layers keep what they choose: use "
+                "layers or sqrt, or leave one of them out"
+            )
         if self.mode == "history" and self.activation_checkpointing not in ("none", "layers"):
             raise ValueError(
                 f"activation_checkpointing = {self.activation_checkpointing} does not apply to mode history, where histories "

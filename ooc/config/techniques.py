@@ -68,6 +68,7 @@ TECHNIQUES: dict[str, Technique] = {
     "accumulate": Technique("a quarter of the batch at a time, the same optimizer steps", _smaller),
     "checkpointing": Technique("every layer recomputed in the backward pass", _to(activation_checkpointing="layers")),
     "checkpointing-sqrt": Technique("layers recomputed in segments", _to(activation_checkpointing="sqrt")),
+    "checkpointing-auto": Technique("what memory has no room for is recomputed", _to(activation_checkpointing="auto")),
     "bf16": Technique("activations in bfloat16", _to(precision="bf16")),
     "int8": Technique("activations in int8 between the passes", _to(compress="int8")),
     "int4": Technique("activations in int4 between the passes", _to(compress="int4")),

@@ -6,7 +6,8 @@ the same.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,8 +69,34 @@ class KeptSums:
         return hubs, sums.detach()[hubs]
 
 
+class TimedSums:
+    """Measures the sums that are made within `timed_sums`. seconds: they took; nbytes: of what they gave."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self._wait = wait
+        self.seconds, self.nbytes = 0.0, 0
+
+    def sum(self, index: Tensor, rows: Tensor, indptr: Tensor, value: Tensor | None) -> Tensor:
+        """See `neighbor_sum`."""
+        self._wait()
+        begun = time.perf_counter()
+        sums = bag_sum(index, rows, indptr, value)
+        self._wait()
+        self.seconds += time.perf_counter() - begun
+        self.nbytes += sums.nbytes
+        return sums
+
+
 @contextmanager
-def _entered(kept: KeptSums) -> Iterator[None]:
+def timed_sums(wait: Callable[[], None]) -> Iterator[TimedSums]:
+    """Measure the sums of layers that run within. wait: for the device, before the clock is read."""
+    timed = TimedSums(wait)
+    with _entered(timed):
+        yield timed
+
+
+@contextmanager
+def _entered(kept: KeptSums | TimedSums) -> Iterator[None]:
     outer, _scope.kept = getattr(_scope, "kept", None), kept
     try:
         yield

@@ -7,7 +7,7 @@ decoder after it work row by row.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -181,28 +181,15 @@ def run_layers(
     Raises ConfigError if the numbers of layers and blocks differ, or an encoder is given `FirstLayerAggregates`; InputError if
     x does not fit the first block.
     """
+    stack, out = LayerStack.of(layers, x, blocks, encoder, decoder, initial, seen=between is not None, jumps=jump is not None)
     seeds = _seeds_of_square(layers, blocks, between)
-    if seeds is not None:
-        blocks = [squared(blocks[0])] * len(layers)
-    _check_input(len(layers), x, blocks)
-    out = as_input(x, *(part for part in (encoder, *layers, decoder) if part is not None))
-    if encoder is not None:
-        if isinstance(out, FirstLayerAggregates):
-            raise ConfigError("a model with an encoder needs the rows of x: load it without first-layer pre-aggregation")
-        out = encoder(out)
-    if initial is None:
-        initial = out.self_row if isinstance(out, FirstLayerAggregates) else out
-    mask = None if seeds is None else dropout_mask(out, float(getattr(layers[0], "dropout", 0.0)), layers[0].training)
-    seen = between is not None or jump is not None
-    ahead = [0.0] * len(layers) if seen else [*map(dropped_ahead, layers, layers[1:]), 0.0]
-    stack = _Stack(layers, blocks, initial, mask, ahead, jump is not None)
     out, kept = stack.run(out, _plan(checkpoint, len(layers), between), between)
     out = out if seeds is None else out[:seeds]
     out = out if jump is None else jump(kept)
     return out if decoder is None else decoder(out)
 
 
-class _Stack(NamedTuple):
+class LayerStack(NamedTuple):
     """The layers of a forward pass, and what they are given besides the rows. jumps: whether the seeds' rows behind each layer
     are wanted; for the others see `run_layers`."""
 
@@ -212,6 +199,34 @@ class _Stack(NamedTuple):
     mask: Tensor | None
     ahead: Sequence[float]
     jumps: bool
+
+    @classmethod
+    def of(
+        cls,
+        layers: Any,
+        x: Input,
+        blocks: Sequence[Any],
+        encoder: nn.Module | None = None,
+        decoder: nn.Module | None = None,
+        initial: Tensor | None = None,
+        seen: bool = False,
+        jumps: bool = False,
+    ) -> tuple[Self, Any]:
+        """(the layers, the rows that the first one takes); see `run_layers`. seen: whether rows between layers are."""
+        square = bool(len(layers)) and getattr(layers[0], "square", False)
+        if square:
+            blocks = [squared(blocks[0])] * len(layers)
+        _check_input(len(layers), x, blocks)
+        out = as_input(x, *(part for part in (encoder, *layers, decoder) if part is not None))
+        if encoder is not None:
+            if isinstance(out, FirstLayerAggregates):
+                raise ConfigError("a model with an encoder needs the rows of x: load it without first-layer pre-aggregation")
+            out = encoder(out)
+        if initial is None:
+            initial = out.self_row if isinstance(out, FirstLayerAggregates) else out
+        mask = dropout_mask(out, float(getattr(layers[0], "dropout", 0.0)), layers[0].training) if square else None
+        ahead = [0.0] * len(layers) if seen or jumps else [*map(dropped_ahead, layers, layers[1:]), 0.0]
+        return cls(layers, blocks, initial, mask, ahead, jumps), out
 
     def run(self, x: Any, plan: Recomputation, between: Between | None) -> tuple[Any, list[Tensor]]:
         """(the rows behind all layers, with a jump the seeds' rows behind each)."""

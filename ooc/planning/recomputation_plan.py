@@ -25,6 +25,8 @@ LEVELS = 16
 LONG = 16
 """layers that a segment may have, or four times the square root of their number"""
 Numbers = NDArray[np.float64]
+Degrees = tuple[tuple[int, int], ...]
+"""see `LayerCosts.degrees`"""
 
 
 class Size(NamedTuple):
@@ -42,32 +44,34 @@ class LayerCosts:
     Args:
         size: Of its block.
         kept: What autograd keeps of it, but for the rows before and behind it.
-        before: The rows before it; 0 where the batch has them anyway.
-        working: What it takes besides while it is computed, in either pass, at most.
+        before, behind: The rows before it, 0 where the batch has them anyway, and behind it.
+        forward, backward: What it takes besides `kept` while it is computed, and while it goes backward, at most.
         seconds: Of its forward pass.
         holds_before, holds_behind: Whether autograd keeps the rows before it, and behind it.
         sum_seconds: Of these seconds, for sums over neighbors.
         sum_bytes: Of a destination's sums; 0 where there are none to keep.
-        degrees: int64[m + 1], number of destinations with 0, 1, ..., m in-edges.
+        degrees: (in-edges, destinations that have so many), those with most in-edges first.
     """
 
     size: Size
     kept: int
     before: int
-    working: int
+    behind: int
+    forward: int
+    backward: int
     seconds: float
     holds_before: bool = False
     holds_behind: bool = False
     sum_seconds: float = 0.0
     sum_bytes: int = 0
-    degrees: tuple[int, ...] = ()
+    degrees: Degrees = ()
 
-    def for_size(self, size: Size, degrees: tuple[int, ...] = ()) -> Self:
+    def for_size(self, size: Size, degrees: Degrees = ()) -> Self:
         """What it takes with another block: bytes by whichever of the three numbers grows most, seconds by the edges."""
         grown = max(new / max(1, old) for new, old in zip(size, self.size, strict=True))
         by_edges = size.edges / self.size.edges if self.size.edges else grown
         rows = size.sources / max(1, self.size.sources)
-        bytes_of = {name: round(getattr(self, name) * grown) for name in ("kept", "working")}
+        bytes_of = {name: round(getattr(self, name) * grown) for name in ("kept", "forward", "backward")}
         seconds = {name: getattr(self, name) * by_edges for name in ("seconds", "sum_seconds")}
         return replace(
             self, size=size, before=round(self.before * rows), degrees=degrees or self.degrees, **bytes_of, **seconds
@@ -76,13 +80,12 @@ class LayerCosts:
     @property
     def sums(self) -> int:
         """Destinations whose sums may be kept."""
-        return sum(self.degrees) if self.sum_bytes and self.sum_seconds else 0
+        return sum(count for _, count in self.degrees) if self.sum_bytes and self.sum_seconds else 0
 
     @cached_property
     def _edges(self) -> tuple[Numbers, Numbers]:
         """(numbers of destinations, those with most in-edges first; edges of as many): the ends of straight lines."""
-        counts = np.asarray(self.degrees[::-1], np.float64)
-        degree = np.arange(len(counts))[::-1]
+        degree, counts = np.asarray(self.degrees, np.float64).reshape(-1, 2).T
         return np.concatenate([[0], counts.cumsum()]), np.concatenate([[0], (counts * degree).cumsum()])
 
     def saved(self, rows: int) -> float:
@@ -119,9 +122,9 @@ class RecomputationPlan:
     fits: bool
 
 
-def predicted(costs: Sequence[LayerCosts], plan: Recomputation, fixed: int = 0) -> StepCost:
-    """What a plan takes. fixed: bytes that are there in any case."""
-    kept, peak, seconds, held = fixed, fixed, 0.0, False
+def predicted(costs: Sequence[LayerCosts], plan: Recomputation, fixed: int = 0, least: int = 0) -> StepCost:
+    """What a plan takes. fixed: bytes that are there in any case; least: the peak of other parts of the step."""
+    kept, peak, seconds, held = fixed, max(fixed, least), 0.0, False
     for first, stop, again in plan.parts(len(costs)):
         group = costs[first:stop]
         before = group[0].before if (again or group[0].holds_before) and not held else 0
@@ -132,7 +135,7 @@ def predicted(costs: Sequence[LayerCosts], plan: Recomputation, fixed: int = 0) 
             seconds += sum(each.seconds - each.saved(count) for count, each in zip(rows, group, strict=True))
         else:
             kept += before + group[0].kept + _behind(costs, first)
-            peak = max(peak, kept + group[0].working)
+            peak = max(peak, kept + _live_kept(costs, first))
         held = not again and group[0].holds_behind
     return StepCost(kept, peak, seconds)
 
@@ -143,13 +146,22 @@ def _behind(costs: Sequence[LayerCosts], layer: int) -> int:
     return costs[layer + 1].before if holds else 0
 
 
+def _live_kept(costs: Sequence[LayerCosts], layer: int) -> int:
+    """The most bytes that a kept layer takes besides what is kept, while it is computed or goes backward."""
+    own = costs[layer]
+    return max(own.forward + (0 if own.holds_before else own.before), own.backward)
+
+
 def _live(costs: Sequence[LayerCosts], first: int, stop: int) -> int:
-    """The most bytes of a segment's activations while it goes backward, besides the rows before it."""
+    """The most bytes of a segment's activations while it is computed again, beside the gradient of the rows behind it, and goes
+    backward; without the rows before it."""
     kept = live = 0
     for i in range(first, stop):
-        inner = costs[i].before if i > first and (costs[i].holds_before or costs[i - 1].holds_behind) else 0
-        kept += inner + costs[i].kept
-        live = max(live, kept + costs[i].working)
+        own, inner = costs[i], costs[i].before if i > first else 0
+        held = i > first and (own.holds_before or costs[i - 1].holds_behind)
+        again = kept + inner + own.kept + own.forward + costs[stop - 1].behind
+        kept += own.kept + inner * held
+        live = max(live, again, kept + own.backward)
     return live
 
 
@@ -211,7 +223,7 @@ class _PlanSearch:
         for before in (False, True) if own.holds_behind == held else ():
             states = self._states[layer, before]
             kept = states.kept + own.kept + _behind(self._costs, layer) + (own.before if own.holds_before and not before else 0)
-            yield self._fitting(kept, states.seconds, own.working, layer, before, np.full(len(kept), -1))
+            yield self._fitting(kept, states.seconds, _live_kept(self._costs, layer), layer, before, np.full(len(kept), -1))
 
     def _recomputed(self, stop: int) -> Iterator[_States]:
         """States behind a segment."""
@@ -259,13 +271,14 @@ class _PlanSearch:
         return Recomputation(tuple(reversed(segments)), tuple(rows) if any(rows) else ())
 
 
-def plan_recomputation(costs: Sequence[LayerCosts], room: int, fixed: int = 0) -> RecomputationPlan:
+def plan_recomputation(costs: Sequence[LayerCosts], room: int, fixed: int = 0, least: int = 0) -> RecomputationPlan:
     """Decide what is recomputed so that a step fits `room` bytes and takes the fewest seconds.
 
     Args:
         costs: Of every layer, input side first.
         room: Bytes for activations.
         fixed: Bytes of them that are taken in any case, as by an encoder.
+        least: Bytes of them that other parts of the step take at some time.
 
     Returns:
         A plan, never slower than all kept, every layer recomputed or sqrt(n) segments, where these fit. Where nothing fits,
@@ -275,15 +288,17 @@ def plan_recomputation(costs: Sequence[LayerCosts], room: int, fixed: int = 0) -
     ((0, 1),)
     """
     count = len(costs)
-    found = _PlanSearch(costs, room, fixed).best()
+    found = _PlanSearch(costs, room, fixed).best() if least <= room else None
     usual = [Recomputation(), Recomputation.of(True, count), Recomputation.by_sqrt(count)]
-    plans = [RecomputationPlan(each, predicted(costs, each, fixed), True) for each in (found, *usual) if each is not None]
+    plans = [
+        RecomputationPlan(each, predicted(costs, each, fixed, least), True) for each in (found, *usual) if each is not None
+    ]
     fitting = [plan for plan in plans if plan.predicted.peak <= room]
     if fitting:
         best = min(fitting, key=lambda plan: plan.predicted.seconds)
-        return _filled(costs, best, room, fixed)
-    least = min((*usual, *_equal(count)), key=lambda each: predicted(costs, each, fixed)[1:])
-    return RecomputationPlan(least, predicted(costs, least, fixed), False)
+        return _filled(costs, best, room, fixed, least)
+    smallest = min((*usual, *_equal(count)), key=lambda each: predicted(costs, each, fixed, least)[1:])
+    return RecomputationPlan(smallest, predicted(costs, smallest, fixed, least), False)
 
 
 def _equal(layers: int) -> Iterator[Recomputation]:
@@ -293,7 +308,7 @@ def _equal(layers: int) -> Iterator[Recomputation]:
         yield Recomputation(tuple((end, min(end + length, layers - 1)) for end in ends))
 
 
-def _filled(costs: Sequence[LayerCosts], plan: RecomputationPlan, room: int, fixed: int) -> RecomputationPlan:
+def _filled(costs: Sequence[LayerCosts], plan: RecomputationPlan, room: int, fixed: int, least: int) -> RecomputationPlan:
     """The plan with more sums, as many as what memory is left over holds: those that save most by their bytes first."""
     rows = [*(plan.recomputation.kept_sums or (0,) * len(costs))]
     again = {layer for segment in plan.recomputation.segments for layer in range(*segment)}
@@ -304,7 +319,7 @@ def _filled(costs: Sequence[LayerCosts], plan: RecomputationPlan, room: int, fix
         while low < high:  # the most that fits
             rows[layer] = (low + high + 1) // 2
             made = replace(plan.recomputation, kept_sums=tuple(rows))
-            low, high = (rows[layer], high) if predicted(costs, made, fixed).peak <= room else (low, rows[layer] - 1)
+            low, high = (rows[layer], high) if predicted(costs, made, fixed, least).peak <= room else (low, rows[layer] - 1)
         rows[layer] = low
     made = replace(plan.recomputation, kept_sums=tuple(rows) if any(rows) else ())
-    return RecomputationPlan(made, predicted(costs, made, fixed), True)
+    return RecomputationPlan(made, predicted(costs, made, fixed, least), True)

@@ -127,6 +127,8 @@ class Plan:
     profiled_steps: int
     profile_seconds: float
     reading: str = ""
+    activations: str = ""
+    """which are kept and which recomputed, where that is planned"""
     choice: ModeChoice | None = None
     """the modes compared, if none was given"""
     ranks: RanksPlan | None = None

@@ -28,7 +28,8 @@ def tables(plan: Any) -> list[Table | Text]:
 @tables.register
 def _of_run(plan: Plan) -> list[Table | Text]:
     reading = [Text(f"features are read: {plan.reading}")] if plan.reading else []
-    return [_memory(plan), _stages(plan), _run(plan), *_ranks(plan.ranks), *reading, Text(plan.advice)]
+    kept = [Text(f"activations: {plan.activations}")] if plan.activations else []
+    return [_memory(plan), _stages(plan), _run(plan), *_ranks(plan.ranks), *reading, *kept, Text(plan.advice)]
 
 
 @tables.register

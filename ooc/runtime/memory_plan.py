@@ -196,6 +196,12 @@ class DevicePlan:
         more = max(0, (self.memory - others) // DEVICE_BATCHES_SHARE - batches - activations)
         return replace(self, batches=batches, activations=activations, pool=min(wanted, max(0, left - more)), rows=rows)
 
+    @property
+    def left(self) -> int:
+        """What nothing else has: for activations that are kept where there is room."""
+        others = self.libraries, self.model, self.topology, self.batches, self.pool, self.states
+        return max(0, self.memory - sum(others))
+
     def without_pool(self) -> Self:
         """The plan where no rows stay."""
         return replace(self, pool=0)
@@ -268,6 +274,11 @@ class MemoryPlan:
     def _together(self, in_flight: int, max_batch: int) -> int:
         """`batches` of other shares."""
         return in_flight + 2 * max_batch + int(self.activations * max_batch)
+
+    @property
+    def step_activations(self) -> int:
+        """For the activations of the batch at the model, where these are planned: on the GPU what nothing else has there."""
+        return int(self.activations * self.max_batch) if self.device is None else self.device.left
 
     def _part(self, parts: int) -> BatchRoom:
         """1/parts of `batches`."""

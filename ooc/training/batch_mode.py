@@ -33,6 +33,7 @@ from ooc.models.quantization import kept_share
 from ooc.models.recomputation import Given
 from ooc.models.reversible import WIDTHS_ALIVE
 from ooc.models.user_models import edge_features_for, forward_batch
+from ooc.planning.recomputation import RecomputationPlanner, planner_for
 from ooc.runtime.clock import write_trace
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import keep_large_blocks
@@ -96,6 +97,7 @@ class BatchMode(BatchPlanning):
         self.loss_of = self._make_loss()
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.accumulate = config.accumulate
+        self.planner = self._make_planner()
 
     def _check_types(self) -> None:
         """Raise ConfigError for settings that do not apply to the types of nodes that the store has."""
@@ -144,6 +146,10 @@ class BatchMode(BatchPlanning):
             each.keeps_blocks = keeps
         if keeps is not None:
             keep_large_blocks(keeps)  # a profile of the run has no epoch that begins
+
+    def _make_planner(self) -> RecomputationPlanner | None:
+        """What plans the activations that are kept, where that is asked for."""
+        return planner_for(self.layered, self.budget) if self.config.activation_checkpointing == "auto" else None
 
     def _activations(self) -> float:
         """A batch's activations, of what they are without compression."""
@@ -329,7 +335,14 @@ class BatchMode(BatchPlanning):
 
     def recomputation(self, batch: Any) -> Given:
         """What of the batch's forward pass is computed again in the backward pass."""
+        if self.planner is not None:
+            return self.planner(self.layered, batch)
         return _RECOMPUTED[self.config.activation_checkpointing]
+
+    @property
+    def layered(self) -> torch.nn.Module:
+        """The part of the model that is layers on a batch's blocks."""
+        return self.model
 
     def loss(self, batch: Any) -> Tensor:
         """The mean over the batch's labelled seeds; of GraphSAINT's the sum, each node's times its coefficient."""
@@ -417,6 +430,7 @@ class BatchMode(BatchPlanning):
         write_trace(self.config.out, self.loader.spans())
         return {
             "histories": summary.histories(result),
+            **({} if self.planner is None else {"recomputation": self.planner.asdict()}),
             "plan": summary.account(result, self.steps_per_epoch, self.row_bytes, planned, self.even_rows),
             **super().finish(result),
         }

@@ -23,6 +23,7 @@ from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.stages import on_disk
 from ooc.models.layers import autocast, evaluating
 from ooc.planning.choose_mode import ModeTraits
+from ooc.planning.recomputation import RecomputationPlanner
 from ooc.planning.run_plan import Plan, RunFacts, Upkeep, plan
 from ooc.planning.run_profile import RunTrial, profile
 from ooc.planning.simulate_history import HistoryShape, table_shape
@@ -46,6 +47,7 @@ class BatchPlanning(NodeMode):
     evaluators: dict[str, NeighborLoader]
     tables: EmbeddingTables
     table_shapes: dict[str, tuple[int, int]]
+    planner: RecomputationPlanner | None
     prefers_exact: ClassVar[bool] = True
     """whether exact scores are the mode's choice where the settings are open"""
     loses: ClassVar[bool] = False
@@ -56,6 +58,10 @@ class BatchPlanning(NodeMode):
     @abstractmethod
     def scores_by_layers(self) -> bool:
         """Whether scores come from layer-wise passes."""
+
+    @abstractmethod
+    def _make_planner(self) -> RecomputationPlanner | None:
+        """What plans the activations that are kept, where that is asked for."""
 
     @abstractmethod
     def outputs(self, model: torch.nn.Module, batch: Any) -> Tensor:
@@ -83,15 +89,17 @@ class BatchPlanning(NodeMode):
         steps = min(config.max_steps or 1 << 62, config.epochs * each)
         epochs = -(-steps // max(1, each))
         with torch.random.fork_rng(devices=[]):
-            found = profile(self._trial(min(steps, each), epochs), seconds, variants)
+            twin = self._twin()
+            found = profile(self._trial(twin, min(steps, each), epochs), seconds, variants)
         scored = self.times_scored(self.evaluators, epochs)
         upkeep = self.upkeep(steps, found.asked)
         made = plan(found, self.batch_budget, RunFacts(each, steps, self.row_bytes, scored, upkeep, self.even_rows))
-        return replace(made, reading=self.reading)
+        activations = "" if twin.planner is None else str(twin.planner)
+        return replace(made, reading=self.reading, activations=activations)
 
-    def _trial(self, steps: int, epochs: int) -> RunTrial:
-        """The mode's loaders with a model of their own."""
-        device, other = self.device, self._twin()
+    def _trial(self, other: Self, steps: int, epochs: int) -> RunTrial:
+        """The mode's loaders with the model of another."""
+        device = self.device
         optimizer = make_optimizer(self.config, other.model)
 
         def train(batch: Any) -> None:
@@ -120,6 +128,7 @@ class BatchPlanning(NodeMode):
         other = copy(self)
         other.ranks = ALONE
         other.model = self._make_model()
+        other.planner = other._make_planner()
         other.tables = EmbeddingTables.trial(self.table_shapes, self.config.seed, self.config.optimizer)
         other.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.precision == "fp16")
         return other

@@ -136,6 +136,10 @@ class EdgeMode(SampledMode):
         """The outputs of the batch's edges."""
         return self.model(batch, self.recomputation(batch))
 
+    @property
+    def layered(self) -> nn.Module:
+        return self.model.encoder
+
     def outputs(self, model: nn.Module, batch: Any) -> Tensor:
         return cast(Tensor, model(batch))
 
