@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ooc.runtime.version import __version__
     from ooc.sampling.edge_split import EdgeSplit
     from ooc.sampling.labor import Labor
+    from ooc.sampling.layer_wise import LayerWise
     from ooc.sampling.negatives import GivenNegatives, HistoricalNegatives, RandomNegatives, TgbNegatives
     from ooc.stores.dataset import Dataset
     from ooc.stores.growth.append import AppendResult
@@ -67,6 +68,7 @@ __all__ = [
     "HistoricalNegatives",
     "InputError",
     "Labor",
+    "LayerWise",
     "LightningData",
     "LinkConfig",
     "LinkNeighborLoader",
@@ -138,6 +140,7 @@ __getattr__ = lazy_exports(
         "GraphLoader": "ooc.loading.graph_loader",
         "HistoricalNegatives": "ooc.sampling.negatives",
         "Labor": "ooc.sampling.labor",
+        "LayerWise": "ooc.sampling.layer_wise",
         "LightningData": "ooc.loading.lightning",
         "LinkConfig": "ooc.config.links",
         "LinkNeighborLoader": "ooc.loading.link_neighbor_loader",

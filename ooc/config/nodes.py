@@ -18,11 +18,24 @@ from ooc.stores.sizes import parse_bytes
 
 _DEFAULT_LAYERS = 2
 _DEFAULT_FANOUT = 10
+_DEFAULT_LAYER_NODES = 512
 _PARTS = ("parts", "parts_per_batch")
 OF_LABOR = ("layer_dependency", "batch_dependency", "importance")
 """settings that apply to sampler = labor only"""
+LAYER_WISE = ("ladies", "fastgcn", "degree")
+"""samplers that draw nodes for all of a hop together; the numbers of `fanout` are theirs"""
 OWN = {
-    "sampled": ("sampler", *OF_LABOR, "replace", "weight_attr", "pack", "gpu_memory", "sample_device", "read_threads"),
+    "sampled": (
+        "sampler",
+        *OF_LABOR,
+        "normalize",
+        "replace",
+        "weight_attr",
+        "pack",
+        "gpu_memory",
+        "sample_device",
+        "read_threads",
+    ),
     "cluster": _PARTS,
     "saint": ("saint", "roots", "walk_length", "saint_coverage"),
     "history": (*_PARTS, "history", "history_dtype", "history_lag", "refresh", "drift_tolerance"),
@@ -272,13 +285,19 @@ class TrainConfig(NodeConfig, SharedGradients):
     )
     fanout: FanOuts = Field(
         default_factory=list,
-        description="In-neighbors sampled, one number per layer, -1 for all: 10,10. Of an edge type: author:writes:paper=10,5; "
-        "repeatable.",
+        description="In-neighbors sampled, one number per layer, -1 for all: 10,10; with sampler ladies, fastgcn, degree "
+        "nodes of the layer. Of an edge type: author:writes:paper=10,5; repeatable.",
     )
     eval_fanout: FanOuts = Field(default_factory=list, description="In-neighbors sampled for evaluation; by default --fanout.")
-    sampler: Literal["neighbor", "labor"] = Field(
+    sampler: Literal["neighbor", "labor", "ladies", "fastgcn", "degree"] = Field(
         default="neighbor",
-        description="labor: nodes of a batch share neighbors.",
+        description="labor: nodes of a batch share neighbors; ladies, fastgcn, degree: all nodes of a layer share a budget of "
+        "--fanout nodes, drawn by that importance.",
+    )
+    normalize: bool = Field(
+        default=True,
+        description="Scale the weights of a node's neighbors to its degree (ladies, fastgcn, degree): less variance; without "
+        "it sums are unbiased.",
     )
     layer_dependency: bool = Field(default=False, description="Layers share neighbors too (labor).")
     batch_dependency: Positive = Field(
@@ -308,7 +327,7 @@ class TrainConfig(NodeConfig, SharedGradients):
     evaluate: Literal["auto", "sampled", "layerwise"] = Field(
         default="auto",
         description="Evaluate on sampled batches, or layerwise: exact scores of all splits by one pass over all nodes; "
-        "auto: layerwise in mode history, unless eval_fanout or eval_batch_size is given.",
+        "auto: layerwise in mode history and with layer-wise samplers, unless eval_fanout or eval_batch_size is given.",
     )
     eval_batch_size: Positive | None = Field(default=None, description="Seeds per evaluation batch; by default --batch-size.")
     # steps
@@ -339,7 +358,9 @@ class TrainConfig(NodeConfig, SharedGradients):
     @model_validator(mode="after")
     def _fill(self) -> Self:
         hops = _DEFAULT_LAYERS if self.is_reversible else self.layers
-        fanout = self.fanout or [_DEFAULT_FANOUT if self.mode == "sampled" else -1] * hops
+        default = _DEFAULT_LAYER_NODES if self.sampler in LAYER_WISE else _DEFAULT_FANOUT
+        fanout = self.fanout or [default if self.mode == "sampled" else -1] * hops
+        self._check_scored()
         evaluate = self.eval_fanout or fanout
         given = {"fanout": by_edge_type(fanout), "eval_fanout": by_edge_type(evaluate)}
         for flag, name, counts in ((flag, *each) for flag, own in given.items() for each in own.items()):
@@ -355,7 +376,8 @@ class TrainConfig(NodeConfig, SharedGradients):
             "eval_batch_size": self.eval_batch_size or self.batch_size,
         }
         if self.evaluate == "auto":  # sampling a deep model's full neighborhoods would reach the whole graph
-            exact = self.mode == "history" and not self.eval_fanout and self.eval_batch_size is None
+            exact = (self.mode == "history" or self.sampler in LAYER_WISE) and not self.eval_fanout
+            exact = exact and self.eval_batch_size is None
             filled["evaluate"] = "layerwise" if exact else "sampled"
         for name, value in filled.items():
             object.__setattr__(self, name, value)  # the model is frozen otherwise
@@ -376,6 +398,7 @@ class TrainConfig(NodeConfig, SharedGradients):
         if unused:
             raise ValueError(f"{unused[0]} does not apply to mode {self.mode}: leave it out, or use another mode")
         self._check_labor()
+        self._check_layer_wise()
         self._check_compress()
         if self.activation_checkpointing == "auto" and self.compile:
             raise ValueError(
@@ -424,13 +447,35 @@ class TrainConfig(NodeConfig, SharedGradients):
         if self.importance != 0 and not getattr(self, "rescale", True):
             raise ValueError("importance weights sums by how often an edge is drawn: leave out rescale = false, or importance")
 
+    def _check_layer_wise(self) -> None:
+        if self.sampler not in LAYER_WISE:
+            if changed(self, "normalize"):
+                raise ValueError(f"normalize applies to sampler = {', '.join(LAYER_WISE)} only: set that too, or leave it out")
+            return
+        if unused := changed(self, "replace", "weight_attr"):
+            raise ValueError(f"{unused[0]} does not apply to sampler = {self.sampler}: leave it out")
+        if not getattr(self, "rescale", True):
+            raise ValueError(f"sampler = {self.sampler} weights sums by how often a node is drawn: leave out rescale = false")
+
+    def _check_scored(self) -> None:
+        """Reject fan-outs of scores that would be a budget of training batches."""
+        sampled = self.evaluate == "sampled" or (self.evaluate == "auto" and self.eval_batch_size is not None)
+        if self.sampler in LAYER_WISE and sampled and not self.eval_fanout:
+            raise ValueError(
+                f"sampled scores draw neighbors of each node, and sampler = {self.sampler} does not: give eval_fanout = 10,10, "
+                "or evaluate = layerwise"
+            )
+
     @property
     def batches(self) -> str:
         parts = f"{self.parts_per_batch:,} part{'s' * (self.parts_per_batch != 1)} per batch"
         steps = f" of {self.walk_length}" if self.saint == "walk" else ""
         labor = "LABOR, " if self.sampler == "labor" else ""
+        drawn = f"{labor}fan-out {fanout_text(self.fanout)}"
+        if self.sampler in LAYER_WISE:
+            drawn = f"{self.sampler}, {fanout_text(self.fanout)} nodes a layer"
         return {
-            "sampled": f"{labor}fan-out {fanout_text(self.fanout)}, batches of {self.batch_size:,}",
+            "sampled": f"{drawn}, batches of {self.batch_size:,}",
             "cluster": f"clusters, {parts}",
             "saint": f"GraphSAINT, {self.roots:,} {self.saint}s{steps} per batch",
             "history": f"{'histories' if self.history == 'kept' else 'zeros instead of histories'}, {parts}",

@@ -59,6 +59,9 @@ class Subgraph:
     """int64[n]: the tree of each node, if seeds do not share nodes; else None"""
     unequal: bool = False
     """whether the edges of a node were drawn with unequal probabilities, so that means over them have to be weighted"""
+    in_edges: NDArray[np.int64] | None = None
+    """int64[d]: in-edges of each expanded node that might have been drawn, by which means divide what its drawn ones stand for;
+    None: by the sum of that"""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -68,15 +71,17 @@ class Subgraph:
     @property
     def nbytes(self) -> int:
         """Size of the arrays in bytes, `share` among them, without `columns`."""
-        arrays = (self.node, self.indptr, self.source, self.slot, self.stands_for, self.tree)
+        arrays = (self.node, self.indptr, self.source, self.slot, self.stands_for, self.tree, self.in_edges)
         return sum(array.nbytes for array in arrays if array is not None) + 4 * len(self.source) * self.unequal
 
     def share(self) -> NDArray[np.float32] | None:
-        """float32[e]: see `Block.share`; what an edge stands for, divided by what all of its destination stand for."""
+        """float32[e]: see `Block.share`; what an edge stands for, divided by what all of its destination stand for or, where
+        that is known, by how many there are."""
         if self.stands_for is None or not self.unequal:
             return None
         target = np.repeat(np.arange(len(self.indptr) - 1), np.diff(self.indptr))
-        return (self.stands_for / np.bincount(target, self.stands_for)[target]).astype(np.float32)
+        total = np.bincount(target, self.stands_for) if self.in_edges is None else self.in_edges
+        return (self.stands_for / total[target]).astype(np.float32)
 
     @property
     def column_bytes(self) -> int:
@@ -111,8 +116,8 @@ class Block(NamedTuple):
     """float32[e]: edges of the whole graph each sampled edge represents, 1 / (expected occurrences in the sample). None for
     uniform sampling, where it is degree / (sampled edges) of the destination"""
     share: Tensor | None = None
-    """float32[e]: weight of each edge in its destination's mean (GraphSAINT: stands_for / degree; LABOR with importance:
-    stands_for / its sum at the destination); None if all are equal"""
+    """float32[e]: weight of each edge in its destination's mean (GraphSAINT and layer-wise sampling: stands_for / degree; LABOR
+    with importance: stands_for / its sum at the destination); None if all are equal"""
     edge_attr: Tensor | None = None
     """[e, *feature shape]: features of the edges; None where the batch has none"""
 

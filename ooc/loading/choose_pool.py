@@ -278,10 +278,15 @@ def device_plan(device: torch.device | None, limit: int | str | None, model: int
 
 
 def plan_for(
-    data: Dataset, budget: MemoryPlan | None, device: torch.device | str | None, gpu_memory: int | str | None
+    data: Dataset,
+    budget: MemoryPlan | None,
+    device: torch.device | str | None,
+    gpu_memory: int | str | None,
+    node_bytes: int = 0,
 ) -> MemoryPlan:
-    """The plan of a loader: `budget`, or one of its own, with what it may have of the GPU it is for."""
+    """The plan of a loader: `budget`, or one of its own, with what it may have of the GPU it is for. node_bytes: that it keeps
+    for each node."""
     if budget is not None and gpu_memory is None:
         return budget
     place = None if device is None else torch.device(device)
-    return replace(budget or plan_memory(data), device=device_plan(place, gpu_memory))
+    return replace(budget or plan_memory(data, node_bytes * data.num_nodes), device=device_plan(place, gpu_memory))

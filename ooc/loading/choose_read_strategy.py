@@ -84,7 +84,8 @@ def neighbor_strategy(
 
     pre_aggregation: what batches should hold in place of feature rows, where those are rows of float32. threads: that sample,
     and that gather rows in memory. pack: disk to pack batches in, in place of shared scans. Where each seed has a tree of its
-    own, sources have an importance, or batches have other edges than the sampled ones, edges are read through memory maps.
+    own, sources have an importance or share a budget, or batches have other edges than the sampled ones, edges are read through
+    memory maps.
     pool: feature rows on the GPU, see `sample_place`.
     """
     collator = collate.collator
@@ -121,7 +122,8 @@ def neighbor_strategy(
     how = sampling.fanout, sampling.replace, sampling.weight
     held_out = order.nodes.held_out.get(ds.edge_types[0])
     labor = sampling.labor
-    sampler = NeighborSampler(ds.graph, *how, **limits, held_out=held_out, labor=labor, cold=cold)
+    limits |= {"held_out": held_out, "labor": labor, "cold": cold, "layer_wise": sampling.layer_wise}
+    sampler = NeighborSampler(ds.graph, *how, **limits)
     frontier = None
     if edges_stay:
         columns = {name: ds.edge_rows(name) for name in collator.columns}
@@ -130,7 +132,7 @@ def neighbor_strategy(
     locked = ds.graph.indices.nbytes if place.edges_on_host else 0
     mapped = max(0, budget.topology - ds.graph.indptr.nbytes - locked)
     reads_slots = frontier is None and (place.device is None or bool(collator.columns))
-    mapping = reads_slots, collator.columns, labor is not None and frontier is None
+    mapping = reads_slots, collator.columns, sampling.by_source is not None and frontier is None
     mapped_weight = None if frontier is not None and labor is not None else sampling.weight
     topology = Topology(ds.graph, mapped_weight, mapped, warm, *mapping)
     chosen: Any = sampler

@@ -29,6 +29,7 @@ from ooc.loading.threads import LoaderThreads
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.sampling.edge_split import EdgeSplit
 from ooc.sampling.labor import Labor
+from ooc.sampling.layer_wise import LayerWise
 from ooc.sampling.links import EdgeLookup
 from ooc.stores.dataset import Dataset
 
@@ -116,7 +117,7 @@ class LinkNeighborLoader(NeighborLoader):
         prefetch_factor: int | None = None,
         input_id: Any = None,
         *,
-        sampler: Labor | Literal["neighbor", "labor"] | None = None,
+        sampler: Labor | LayerWise | Literal["neighbor", "labor", "ladies", "fastgcn", "degree"] | None = None,
         exact_negatives: bool | Literal["possible"] = False,
         keep_supervision_edges: bool = False,
         edge_label_attr: bool = False,
@@ -146,7 +147,7 @@ class LinkNeighborLoader(NeighborLoader):
         times = disjoint, time_attr, temporal_strategy
         how: dict[str, Any] = {"sampler": sampler, "device": checked_device(sample_device)}
         sampling = Sampling.of(data, num_neighbors, replace, weight_attr, *times, **how)
-        budget = plan_for(data, budget, device, gpu_memory)
+        budget = plan_for(data, budget, device, gpu_memory, sampling.node_bytes)
         x = of.target.stored("x") if features and of.target.num_features and not data.is_hetero else None
         stay = not data.is_hetero and edges_stay_on_disk(data, [x], sampling.weight, budget)
         edges = EdgeLookup(of.graph, of.edges.rows("indices") if stay else None)

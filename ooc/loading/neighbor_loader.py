@@ -44,6 +44,7 @@ from ooc.runtime.ranks import cores_of_a_rank
 from ooc.runtime.transfer import moved, pins
 from ooc.sampling.hgt import samples_of
 from ooc.sampling.labor import Labor
+from ooc.sampling.layer_wise import LayerWise
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 
@@ -88,7 +89,7 @@ class SeedLoader(BatchLoader):
         if pre_aggregation is not None and edge_features:
             raise ConfigError("pre_aggregation has the last hop's edges summed up: leave out edge_features, or pre_aggregation")
         place = None if device is None else torch.device(device)
-        budget = plan_for(data, budget, place, gpu_memory)
+        budget = plan_for(data, budget, place, gpu_memory, sampling.node_bytes)
         factor, workers = prefetch
         batches = PREFETCH if factor is None else max(1, factor) * max(1, workers)
         pin = pins(pin_memory) and not (place is not None and place.type == "cuda")
@@ -170,8 +171,9 @@ class NeighborLoader(SeedLoader):
         num_workers, prefetch_factor: Their product is how many batches of rows in memory are made in advance. Rows on disk are
             read further ahead, as far as the memory goes, so there it changes nothing.
         sampler: "neighbor" (or None) draws at each node independently; "labor", or a `Labor` with its settings, by random
-            numbers of the sources, so that nodes share neighbors and a batch has fewer. With its importance, batches have
-            `edge_norm` float32[e], the weight of each edge in its destination's mean.
+            numbers of the sources, so that nodes share neighbors and a batch has fewer; "ladies", "fastgcn" and "degree", or a
+            `LayerWise` with its settings, for all nodes of a hop together, `num_neighbors` of them. With these, and with the
+            importance of `Labor`, batches have `edge_norm` float32[e], the weight of each edge in its destination's mean.
         subgraph_type: "directional" gives the sampled edges, "bidirectional" these and their reverses, without duplicates,
             "induced" all edges between a batch's nodes. With the last two the layers share one block. A reverse has the id and
             the features of its edge; where the store has a reverse edge type, it is that type's edge.
@@ -248,7 +250,7 @@ class NeighborLoader(SeedLoader):
         prefetch_factor: int | None = None,
         input_id: Any = None,
         *,
-        sampler: Labor | Literal["neighbor", "labor"] | None = None,
+        sampler: Labor | LayerWise | Literal["neighbor", "labor", "ladies", "fastgcn", "degree"] | None = None,
         subgraph_type: Any = "directional",
         disjoint: bool = False,
         time_attr: str | None = None,

@@ -134,6 +134,7 @@ def _kept_from_it(
         "batches of links leave their own edges out": isinstance(order.nodes, InputLinks),
         "edges of other splits are left out": bool(order.nodes.held_out),
         "LABOR draws by the random numbers of sources": sampling.labor is not None,
+        "all nodes of a hop share what is drawn": sampling.layer_wise is not None,
         "edges are drawn by weight": sampling.weight is not None,
         "each seed has a tree of its own": sampling.disjoint,
         f"edges are {sampling.subgraph_type}": sampling.whole,

@@ -16,6 +16,7 @@ from ooc.sampling.edge_split import HeldOut
 from ooc.sampling.hgt import HGTSampler
 from ooc.sampling.induced import induced
 from ooc.sampling.labor import Key, Labor
+from ooc.sampling.layer_wise import LAYER_WISE, LayerWise
 from ooc.sampling.links import AnySeeds, Seeds, TypedSeeds
 from ooc.sampling.source_draws import kept_bytes
 from ooc.stores.arrays.rows import AnyArray
@@ -48,7 +49,9 @@ class Sampling:
     subgraph_type: SubgraphType = "directional"
     """the edges of a batch: those sampled, all between its nodes, or those sampled in both directions"""
     labor: Labor | None = None
-    """draws by random numbers of the sources; None: independent draws at each node"""
+    """draws by random numbers of the sources"""
+    layer_wise: LayerWise | None = None
+    """draws for all nodes of a hop together, `fanout` of them; None, as `labor`: independent draws at each node"""
     device: str = "cpu"
     """where the user wants it sampled, see `ooc.loading.sample_device`"""
 
@@ -72,7 +75,18 @@ class Sampling:
     @property
     def needs_mapped_edges(self) -> bool:
         """Whether edges are read that no plan foresees: through memory maps, where they do not fit in memory."""
-        return self.disjoint or self.whole or (self.labor is not None and self.labor.iterations != 0)
+        important = self.layer_wise is not None or (self.labor is not None and self.labor.iterations != 0)
+        return self.disjoint or self.whole or important
+
+    @property
+    def by_source(self) -> Labor | LayerWise | None:
+        """What draws by random numbers of the sources, for which it reads all in-edges; None: a node's draw is independent."""
+        return self.labor or self.layer_wise
+
+    @property
+    def node_bytes(self) -> int:
+        """Bytes in memory that sampling keeps for each node."""
+        return 0 if self.layer_wise is None else self.layer_wise.node_bytes
 
     @property
     def whole(self) -> bool:
@@ -87,8 +101,8 @@ class Sampling:
     @property
     def bounded(self) -> bool:
         """Whether fan-outs and the graph bound what a thread holds as it samples: it keeps draws where batches depend on one
-        another, and trees have edges in common."""
-        return self.labor is None and not self.whole and not self.disjoint
+        another, reads all in-edges where sources are drawn, and trees have edges in common."""
+        return self.by_source is None and not self.whole and not self.disjoint
 
     @property
     def fanouts(self) -> list[Any]:
@@ -132,11 +146,12 @@ class Sampling:
         if kind == "induced" and (disjoint or time_attr is not None):
             raise ConfigError("subgraph_type='induced' cannot be combined with disjoint or time_attr")
         unfit = {"weight_attr": weight is not None, f"subgraph_type={kind!r}": kind != "directional"}
-        labor = _labor_of(ds, sampler, replace, disjoint or time_attr is not None, unfit)
+        by_source = _by_source(ds, sampler, replace, disjoint or time_attr is not None, unfit)
+        labor, layer_wise = (by_source if isinstance(by_source, kind) else None for kind in (Labor, LayerWise))
         times = None if time_attr is None else times_of(ds, time_attr, temporal_strategy == "last")
         disjoint = bool(disjoint) or times is not None
         fanout = fanouts_of(ds, num_neighbors)
-        return cls(fanout, bool(replace), weight, weight_attr, disjoint, times, time_attr, kind, labor, device)
+        return cls(fanout, bool(replace), weight, weight_attr, disjoint, times, time_attr, kind, labor, layer_wise, device)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -145,8 +160,8 @@ class Sampling:
         if isinstance(fanout, dict):
             fanout = {":".join(key): own for key, own in fanout.items()}
         kept = {"fanout": fanout, "replace": self.replace, "weight_attr": self.weight, "sampler": "neighbor"}
-        if self.labor is not None:
-            kept |= {"sampler": "labor", **self.labor.identity}
+        if self.by_source is not None:
+            kept |= {"sampler": self.by_source.name, **self.by_source.identity}
         if self.disjoint:
             kept |= {"disjoint": True, "time_attr": self.time_attr, "latest": self.times is not None and self.times.latest}
         return kept | ({"subgraph_type": self.subgraph_type} if self.whole else {})
@@ -198,23 +213,37 @@ class Sampling:
         return HeteroNeighborSampler(graphs, num_nodes, fanout, self.replace, self.weight, *limits)
 
 
-def _labor_of(ds: Dataset, sampler: Any, replace: bool, trees: bool, unfit: Mapping[str, bool]) -> Labor | None:
+def sampler_of(sampler: Any) -> Labor | LayerWise | None:
+    """What the argument `sampler` of a loader means; None for neighbor sampling. Raises ConfigError for another value."""
+    if sampler is None or isinstance(sampler, Labor | LayerWise):
+        return sampler
+    if isinstance(sampler, str) and sampler in ("neighbor", "labor", *LAYER_WISE):
+        return None if sampler == "neighbor" else Labor() if sampler == "labor" else LayerWise(sampler)
+    raise ConfigError(
+        f"sampler must be 'neighbor', 'labor', {', '.join(map(repr, LAYER_WISE))}, ooc.Labor(...) or ooc.LayerWise(...), not "
+        f"{sampler!r}; the order of seeds comes from shuffle and seed, or give input_nodes in your own order"
+    )
+
+
+def _by_source(ds: Dataset, sampler: Any, replace: bool, trees: bool, unfit: Mapping[str, bool]) -> Labor | LayerWise | None:
     """What `sampler` means. Raises ConfigError where that does not fit. unfit: whether settings are given that importance does
     not allow, by name."""
-    labor = Labor.of(sampler)
-    if labor is None:
+    found = sampler_of(sampler)
+    if found is None:
         return None
     if replace:
-        raise ConfigError("sampler='labor' draws without replacement: leave out replace")
+        raise ConfigError(f"sampler='{found.name}' draws without replacement: leave out replace")
     if trees:
-        raise ConfigError("sampler='labor' shares neighbors between seeds, so it cannot be combined with disjoint or time_attr")
-    if labor.iterations == 0:
-        return labor
+        words = f"sampler='{found.name}' shares neighbors between seeds, so it cannot be combined with disjoint or time_attr"
+        raise ConfigError(words)
+    if isinstance(found, Labor) and found.iterations == 0:
+        return found
+    what = "importance of Labor" if isinstance(found, Labor) else f"sampler='{found.name}'"
     if other := next((name for name, given in unfit.items() if given), None):
-        raise ConfigError(f"importance of Labor cannot be combined with {other}: leave one of them out")
+        raise ConfigError(f"{what} cannot be combined with {other}: leave one of them out")
     if ds.is_hetero:
-        raise ConfigError(f"importance of Labor is for graphs of one type, and {ds.path} has several: leave it out")
-    return labor
+        raise ConfigError(f"{what} is for graphs of one type, and {ds.path} has several: leave it out")
+    return found
 
 
 @dataclass(frozen=True)

@@ -86,21 +86,14 @@ class Labor:
             raise ConfigError(f"importance must be a whole number from 0 to {MOST}, or '*', not {often!r}")
 
     @property
+    def name(self) -> str:
+        """As `--sampler` has it."""
+        return "labor"
+
+    @property
     def iterations(self) -> int | None:
         """Of the importance; None: until it changes little."""
         return None if self.importance == "*" else int(self.importance)
-
-    @classmethod
-    def of(cls, sampler: Any) -> "Labor | None":
-        """What the argument `sampler` of a loader means; None for neighbor sampling. Raises ConfigError for another value."""
-        if isinstance(sampler, Labor):
-            return sampler
-        if sampler is None or (isinstance(sampler, str) and sampler in ("neighbor", "labor")):
-            return cls() if sampler == "labor" else None
-        raise ConfigError(
-            f"sampler must be 'neighbor', 'labor' or ooc.Labor(...), not {sampler!r}; the order of seeds comes from shuffle "
-            "and seed, or give input_nodes in your own order"
-        )
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from ooc.runtime.memory_plan import words_for
 from ooc.sampling import kernels
 from ooc.sampling.edge_split import HeldOut
 from ooc.sampling.labor import Key, Labor
+from ooc.sampling.layer_draws import LayerDraws
+from ooc.sampling.layer_wise import LayerWise
 from ooc.sampling.left_out import FilteredDraws, LeftOut
 from ooc.sampling.node_table import Table, table_bytes
 from ooc.sampling.source_draws import SourceDraws
@@ -94,6 +96,8 @@ class EdgeHops:
         """edges to leave out at the seeds"""
         self.filtered: tuple[int, FilteredDraws] | None = None
         """a hop that edges are left out of, and its draws"""
+        self.in_edges: list[Ids] = []
+        """of the nodes of each hop, where all of these share the draws; see `Subgraph.in_edges`"""
 
     def grow(self, num_edges: int, num_expanded: int) -> None:
         """Grow the buffers to these lengths."""
@@ -150,7 +154,9 @@ class SubgraphBuilder:
         edges, node = self.edges, self.nodes.finish()
         edges.finish()
         num_nodes, num_edges = tuple(self.nodes.num_nodes), tuple(edges.num_edges)
-        arrays, more = (node, edges.indptr, edges.source, edges.slot), (edges.stands_for, edges.columns, None, self.unequal)
+        in_edges = np.concatenate(edges.in_edges) if edges.in_edges else None
+        arrays = node, edges.indptr, edges.source, edges.slot
+        more = edges.stands_for, edges.columns, None, self.unequal, in_edges
         return Subgraph(*arrays, num_nodes, num_edges, *more)
 
 
@@ -158,7 +164,8 @@ class EdgeSampler:
     """Samples in-edges of one type at nodes of its target type, which the arguments of `NeighborSampler` describe.
 
     A hop's draws need no edges: `draw` reads `indptr` and weights, `gather` then `indices`. `leave_out` drops those that are
-    held out, or left out at the seeds. With `labor`, whose draws read the sources of all in-edges, none of these is drawn.
+    held out, or left out at the seeds. With `labor` or `layer_wise`, whose draws read the sources of all in-edges, none of
+    these is drawn.
 
     type_number: of the edge type, with `labor` of its sources' type, each of which has random numbers of its own. cold: whether
     edges are mapped from the disk and were not read ahead.
@@ -175,6 +182,7 @@ class EdgeSampler:
         labor: Labor | None = None,
         type_number: int = 0,
         cold: bool = False,
+        layer_wise: LayerWise | None = None,
     ) -> None:
         if not fanout or any(k != int(k) or k < -1 for k in fanout):
             raise ConfigError(f"fan-out {list(fanout)} is invalid: give one number per hop, 0 or more, or -1 for all")
@@ -186,12 +194,18 @@ class EdgeSampler:
         self.num_nodes, self.num_slots = len(self.indptr) - 1, len(self.indices)
         self.num_sources = self.num_nodes if num_sources is None else num_sources
         self.weight = None if weight is None else _weight_column(graph, weight)
-        self.unequal = labor is not None and labor.iterations != 0
+        self.unequal = layer_wise is not None or (labor is not None and labor.iterations != 0)
         self.weighted, self.held_out, self.type_number = weight is not None or self.unequal, held_out, type_number
-        self.by_source = None
+        self.by_source: SourceDraws | LayerDraws | None = None
+        self.by_layer = layer_wise is not None
         if labor is not None:
             given = (self.weight, held_out, self.num_sources, type_number, cold)
             self.by_source = SourceDraws(labor, self.indptr, self.indices, *given)
+        if layer_wise is not None:
+            try:
+                self.by_source = LayerDraws.of(layer_wise, self.indptr, self.indices, held_out, self.num_sources, cold)
+            except IndexError as error:
+                raise damaged_slot(error.args[0]) from None
 
     @property
     def kept_bytes(self) -> int:
@@ -202,12 +216,17 @@ class EdgeSampler:
         """Return (edges, hub, degree): at most so many are sampled in hop `hop`, and the node there with the most in-edges."""
         (start, stop), filtered = nodes.expanding, self._filtered(nodes, edges, hop)
         if filtered is None:
-            sampled, hub, degree = kernels.count_edges(self.indptr, nodes.node, start, stop, self.fanout[hop], self.replace)
+            most = -1 if self.by_layer and self.fanout[hop] else self.fanout[hop]
+            sampled, hub, degree = kernels.count_edges(self.indptr, nodes.node, start, stop, most, self.replace)
         else:
             sampled, hub, degree = filtered.bound(self.indptr, nodes.node[start:stop])
         if sampled < 0:
             raise StoreError(f"indptr decreases at node {hub}: the store is damaged; run `ooc verify` on it")
         return sampled, hub, degree
+
+    def most_new(self, sampled: int, hop: int) -> int:
+        """New nodes of hop `hop` at most, which samples so many edges."""
+        return min(sampled, self.fanout[hop]) if self.by_layer and self.fanout[hop] >= 0 else sampled
 
     def draw_edges(self, nodes: NodeHops, edges: EdgeHops, hop: int, key: Key, degree: int) -> None:
         """Sample slots at the nodes of hop `hop`, whose most in-edges are `degree`; reads indptr (and weights), no edges but
@@ -215,7 +234,11 @@ class EdgeSampler:
         if self.by_source is not None:
             where = (nodes.node, nodes.expanding, self.fanout[hop], hop)
             left_out = edges.left_out if hop == 0 else None
-            self.check_drawn(self.by_source.draw(*where, key, left_out, edges.slot, edges.indptr, edges.stands_for))
+            found = self.by_source.draw(*where, key, left_out, edges.slot, edges.indptr, edges.stands_for)
+            if isinstance(found, int):
+                self.check_drawn(found)
+            else:
+                edges.in_edges.append(found)
             return
         (start, stop), fanout, stream = nodes.expanding, self.fanout[hop], self._stream(key)
         filtered, draw = self._filtered(nodes, edges, hop), (start, stop, fanout, self.replace, stream)
@@ -239,7 +262,7 @@ class EdgeSampler:
 
     def check_drawn(self, bad: int) -> None:
         """Raise the error for a slot that a kernel found damaged, or whose weight is invalid; -1 for none."""
-        if bad >= self.num_slots:
+        if bad >= self.num_slots or (bad >= 0 and self.weight is None):
             raise damaged_slot(bad)
         if bad >= 0:
             assert self.weight is not None
@@ -293,9 +316,9 @@ class NeighborSampler(EdgeSampler):
     exactly `fanout` of them. By `weight` (float[E] per slot, or the name of such a column) edges are sampled with probability
     proportional to it, and `Subgraph.stands_for` makes sums over samples unbiased. With a finite fan-out, edges of weight 0 are
     never sampled: a sum weighted by edge weights (GCN) loses nothing, an unweighted one (GIN) lacks their terms. `labor` draws
-    by random numbers of the sources. `max_bytes` limits a batch's arrays, hash table and features, of `row_bytes` per node, and
-    `expanded_bytes` more per node of all hops but the last. Edges of `held_out` are never sampled. Raises ConfigError if the
-    fan-out or the weight is invalid.
+    by random numbers of the sources; `layer_wise` draws `fanout` sources for all nodes of a hop together. `max_bytes` limits a
+    batch's arrays, hash table and features, of `row_bytes` per node, and `expanded_bytes` more per node of all hops but the
+    last. Edges of `held_out` are never sampled. Raises ConfigError if the fan-out or the weight is invalid.
 
     >>> sampler = NeighborSampler(graph, [15, 10, 5])
     >>> subgraph = sampler.sample(np.array([4, 7]), key(seed, Purpose.SAMPLE, epoch, step))
@@ -314,8 +337,9 @@ class NeighborSampler(EdgeSampler):
         held_out: HeldOut | None = None,
         labor: Labor | None = None,
         cold: bool = False,
+        layer_wise: LayerWise | None = None,
     ) -> None:
-        super().__init__(graph, fanout, replace, weight, held_out=held_out, labor=labor, cold=cold)
+        super().__init__(graph, fanout, replace, weight, held_out=held_out, labor=labor, cold=cold, layer_wise=layer_wise)
         self.max_bytes = max_bytes
         self.row_bytes, self.expanded_bytes = row_bytes, expanded_bytes
 
@@ -361,7 +385,8 @@ class NeighborSampler(EdgeSampler):
         """The upper bounds after hop `hop`, of which `count` gives (edges, hub, degree). num_nodes: of the hops before; done:
         their edges; beside: bytes for the draws. Raises BudgetError if the batch may exceed `max_bytes`."""
         (sampled, hub, degree), stop, batch_size = counted, sum(num_nodes), num_nodes[0]
-        most = HopBound(sampled, degree, min(stop + sampled, self.num_nodes + batch_size), done + sampled, stop)
+        reached = min(stop + self.most_new(sampled, hop), self.num_nodes + batch_size)
+        most = HopBound(sampled, degree, reached, done + sampled, stop)
         need = edge_bytes(most.num_edges, most.num_expanded, self.weighted) + node_bytes(most.num_nodes, self.row_bytes)
         need += self.expanded_bytes * most.num_expanded + self.kept_bytes + beside
         if self.max_bytes is not None and need > self.max_bytes:

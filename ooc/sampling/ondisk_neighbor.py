@@ -17,6 +17,7 @@ from ooc.sampling.labor import Key
 from ooc.sampling.left_out import LeftOut
 from ooc.sampling.neighbor import HopBound, NeighborSampler, SubgraphBuilder, damaged_slot, scratch
 from ooc.sampling.node_table import table_bytes
+from ooc.sampling.source_draws import SourceDraws
 from ooc.stores.arrays.rows import AnyArray, Ids, Rows
 from ooc.stores.errors import ConfigError, OocError
 from ooc.stores.jit import kernel
@@ -271,6 +272,8 @@ class OnDiskFrontier:
         self.weight = weight
         self._pass: InEdgePass | None = None
         if sampler.by_source is not None:
+            if not isinstance(sampler.by_source, SourceDraws):
+                raise ConfigError("layer-wise sampling reads edges through memory maps, batch by batch: it has no frontier")
             if (weight is None) != (sampler.weight is None) or sampler.by_source.labor.iterations != 0:
                 raise ConfigError("LABOR from disk needs the rows of the weights that it draws by, and has no importance")
             self._pass = InEdgePass(sampler.by_source, indices, weight, at_once)

@@ -18,8 +18,8 @@ from ooc.sampling.node_table import Table, table_bytes
 from ooc.stores.arrays.rows import AnyArray, Ids
 
 _NO_WEIGHT = _NO_FACTORS = np.empty(0, np.float32)
-_NONE = LeftOut(np.empty(0, np.int64), np.empty(0, np.int64))
-_Out = tuple[Ids, Ids, np.uint64, float, NDArray[np.uint64]]
+NO_LEFT_OUT = LeftOut(np.empty(0, np.int64), np.empty(0, np.int64))
+Out = tuple[Ids, Ids, np.uint64, float, NDArray[np.uint64]]
 """what is left out and held out, as kernels take it"""
 _table = Table()
 """of the sources of a hop, for their importance"""
@@ -66,6 +66,22 @@ class RepeatedDraws(threading.local):
         return kept
 
 
+def in_edges_of(indptr: Ids, indices: AnyArray, node: Ids, num_sources: int, out: Out) -> InEdges | int:
+    """All in-edges of the nodes (int64[n]) but those left out and held out, or a slot that is damaged."""
+    most = int(kernels.count_edges(indptr, node, 0, len(node), -1, False)[0])
+    own, slots, source = np.zeros(len(node) + 1, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+    bad = int(collect(indptr, indices, node, num_sources, *out, own, slots, source))
+    if bad >= 0:
+        return bad
+    distinct = np.empty(min(most, num_sources), np.int64)
+    try:
+        _table.refill(len(distinct), distinct, 0)
+        count = int(kernels.relabel(_table.entries, _table.stamp, source, 0, int(own[-1]), distinct, 0))
+    finally:
+        _table.trim()
+    return InEdges(own, slots, source, distinct[:count])
+
+
 @dataclass(frozen=True)
 class SourceDraws:
     """Draws in-edges at nodes of the target type, among those that are not left out: the sources of all in-edges are read."""
@@ -102,7 +118,7 @@ class SourceDraws:
                 if column is not None:
                     request_in_edges(column, self.indptr, node, *bounds)
         fanout = min(fanout, len(self.indices))  # what is worked in has as many places
-        out = (*(left_out or _NONE), *(self.held_out or NOTHING))
+        out = (*(left_out or NO_LEFT_OUT), *(self.held_out or NOTHING))
         if self.labor.iterations != 0 and fanout > 0:
             assert stands_for is not None
             start, stop = bounds
@@ -111,7 +127,7 @@ class SourceDraws:
         rule = self.rule(key, fanout, hop)
         weight = _NO_WEIGHT if self.weight is None else self.weight
         factors = _NO_FACTORS if stands_for is None else stands_for
-        given, how = (self.indptr, self.indices, weight, node, *bounds, *(left_out or _NONE)), (rule, Scratch.of(fanout))
+        given, how = (self.indptr, self.indices, weight, node, *bounds, *(left_out or NO_LEFT_OUT)), (rule, Scratch.of(fanout))
         return int(draw_by_source(*given, *how, self.kept(rule, hop), slot, indptr, factors))
 
     def rule(self, key: Key, fanout: int, hop: int) -> Rule:
@@ -130,21 +146,12 @@ class SourceDraws:
         return kept_bytes(self.labor, fanout, len(self.indices), self.weight is not None, sources)
 
     def _draw_by_importance(
-        self, node: Ids, fanout: int, keys: AnyArray, out: _Out, slot: Ids, indptr: Ids, stands_for: Factors
+        self, node: Ids, fanout: int, keys: AnyArray, out: Out, slot: Ids, indptr: Ids, stands_for: Factors
     ) -> int:
         """`draw` where some sources are drawn more often."""
-        most = self._num_in_edges(node)
-        own, slots, source = np.zeros(len(node) + 1, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
-        bad = int(collect(self.indptr, self.indices, node, self.num_sources, *out, own, slots, source))
-        if bad >= 0:
-            return bad
-        distinct = np.empty(min(most, self.num_sources), np.int64)
-        try:
-            _table.refill(len(distinct), distinct, 0)
-            count = int(kernels.relabel(_table.entries, _table.stamp, source, 0, int(own[-1]), distinct, 0))
-        finally:
-            _table.trim()
-        found = InEdges(own, slots, source, distinct[:count])
+        found = in_edges_of(self.indptr, self.indices, node, self.num_sources, out)
+        if not isinstance(found, InEdges):
+            return found
         importance = importance_of(found, fanout, self.labor.iterations)
         draw_by_importance(*found, importance, keys, fanout, slot, indptr, stands_for)
         return -1

@@ -63,8 +63,6 @@ class BatchMode(BatchPlanning):
 
     config: TrainConfig
     loader: BatchLoader
-    node_bytes: ClassVar[int] = 0
-    """in memory, for every node of the graph, that the mode keeps"""
     whole_subgraphs: ClassVar[bool] = False
     """whether every layer computes every node of a batch"""
     pools: ClassVar[bool] = False
@@ -112,6 +110,11 @@ class BatchMode(BatchPlanning):
         if self.table_shapes and self.config.precision == "fp16":
             names = ", ".join(self.table_shapes)
             raise ConfigError(f"the embedding tables of {names} are not trained in fp16: use `precision` fp32 or bf16")
+
+    @property
+    def node_bytes(self) -> int:
+        """In memory, for every node of the graph, that the mode keeps."""
+        return 0
 
     @property
     def scores_by_layers(self) -> bool:

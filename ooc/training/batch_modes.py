@@ -16,6 +16,7 @@ from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
 from ooc.planning.choose_mode import ModeTraits
 from ooc.planning.run_plan import Upkeep
 from ooc.sampling.labor import Labor
+from ooc.sampling.layer_wise import LayerWise
 from ooc.stores.dataset import Dataset
 from ooc.training.batch_mode import BatchMode
 
@@ -57,10 +58,17 @@ class SampledMode(BatchMode):
         return next(folder for folder in (out, *out.parents) if folder.is_dir())
 
     @property
-    def sampler(self) -> Labor | None:
+    def sampler(self) -> Labor | LayerWise | None:
         """How training batches are drawn; scores do not depend on it, because their batches draw at each node independently."""
         config = self.config
-        return Labor(config.layer_dependency, config.batch_dependency, config.importance) if config.sampler == "labor" else None
+        if config.sampler == "labor":
+            return Labor(config.layer_dependency, config.batch_dependency, config.importance)
+        return None if config.sampler == "neighbor" else LayerWise(config.sampler, config.normalize)
+
+    @property
+    def node_bytes(self) -> int:
+        """See `BatchMode`: an importance that does not depend on the batch."""
+        return self.sampler.node_bytes if isinstance(self.sampler, LayerWise) else 0
 
     @property
     def seeds_per_step(self) -> int:
@@ -124,8 +132,6 @@ class SaintMode(BatchMode):
     saves_device = "fewer `roots`, or a smaller `hidden`"
     ranked = True
     loader: SaintLoader
-    node_bytes = 4
-    """how often it came"""
     traits = ModeTraits(
         3,
         "GraphSAINT's subgraphs",
@@ -135,6 +141,11 @@ class SaintMode(BatchMode):
         drops="drop edges",
         unweighed="dropped edges, not weighed by attention",
     )
+
+    @property
+    def node_bytes(self) -> int:
+        """See `BatchMode`: how often a node came."""
+        return 4
 
     def _make_loader(self) -> BatchLoader:
         config = self.config

@@ -57,8 +57,6 @@ class HistoryMode(PartMode):
         "with histories a step needs one hop for all {hops}: {takes}",
         worth=2.0,
     )
-    node_bytes = 6
-    """the step that wrote its histories, and how often they were pulled"""
     halo: Halo
     """from `open` on"""
     refresh: Refresh | None = None
@@ -75,6 +73,11 @@ class HistoryMode(PartMode):
         super().__init__(config, dataset, ranks)
         # The host's memory has the rows of `AHEAD` batches.
         self._book_states(self._stored_bytes(self._widths()), self.loader.budget.batch // AHEAD)
+
+    @property
+    def node_bytes(self) -> int:
+        """See `BatchMode`: the step that wrote its histories, and how often they were pulled."""
+        return 6
 
     def _make_loader(self) -> HaloLoader:
         """Rows pulled and pushed, and those kept in RAM, have their share of the memory."""

@@ -204,7 +204,7 @@ def test_what_does_not_fit_is_refused_in_a_line(ds: Dataset) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"replace": True}, "sampler='labor' draws without replacement: leave out replace"),
         ({"disjoint": True}, "sampler='labor' .* cannot be combined with disjoint"),
-        ({"sampler": "labour"}, "sampler must be 'neighbor', 'labor' or ooc.Labor"),
+        ({"sampler": "labour"}, "sampler must be 'neighbor', 'labor', 'ladies'"),
         ({"sampler": torch.utils.data.SequentialSampler(range(3))}, "the order of seeds comes from shuffle"),
     ]
     for given, message in cases:
