@@ -8,10 +8,11 @@
     python -m tools.scores.published acm DATA/acm OUT               # heterogeneous: see tools/scores/hetero.py
     python -m tools.scores.published deep DATA OUT                  # 28 reversible layers: see tools/scores/deep.py
     python -m tools.scores.published labor DATA OUT                 # LABOR beside neighbor sampling: see tools/scores/labor.py
+    python -m tools.scores.published samplers DATA OUT              # at equal bytes: see tools/scores/samplers.py
     python -m tools.scores.published reduced DATA OUT               # narrower features: see tools/scores/reduced.py
 
 DATA has `{cora,citeseer,pubmed}.npz` or `tolokers.npz` (x, y, edge_index and masks; see `ooc ingest --npz`), for modes, full,
-labor, reduced and deep in `planetoid/` and `tolokers/`, for events `collegemsg/CollegeMsg.txt`. Prints JSON.
+labor, samplers, reduced and deep in `planetoid/` and `tolokers/`, for events `collegemsg/CollegeMsg.txt`. Prints JSON.
 
 Published: GCN accuracy 81.5, 70.3, 79.0 (Kipf & Welling, 2017); tolokers SAGE ROC AUC 82.43 (Platonov et al., 2023).
 """
@@ -23,7 +24,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tools.scores import deep, events, hetero, labor, reduced
+from tools.scores import deep, events, hetero, labor, reduced, samplers
 from tools.scores.full_batch import accuracy, curves
 from tools.scores.kept import spread
 from tools.scores.modes import modes
@@ -74,15 +75,15 @@ def tolokers(data: Path, out: Path, runs: int) -> dict[str, list[float]]:
 def main() -> None:
     """Parse the command line, train, print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ["planetoid", "tolokers", "modes", "full", "events", "acm", "labor", "reduced", "deep"]
+    names = ["planetoid", "tolokers", "modes", "full", "events", "acm", "labor", "samplers", "reduced", "deep"]
     parser.add_argument("what", choices=names)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--runs", type=int, default=10, help="seeds or splits")
     parser.add_argument(
-        "--only", help="of modes, labor and reduced: a case (pubmed); of modes pubmed/cluster; of events: a model"
+        "--only", help="of modes, labor, samplers and reduced: a case (pubmed); of modes pubmed/cluster; of events: a model"
     )
-    parser.add_argument("--seed", type=int, help="of the modes, events, acm, labor and reduced: this one alone")
+    parser.add_argument("--seed", type=int, help="of the modes, events, acm, labor, samplers and reduced: this one alone")
     a = parser.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
     seeds = list(range(a.runs)) if a.seed is None else [a.seed]
@@ -92,9 +93,9 @@ def main() -> None:
     if a.what == "deep":
         print(json.dumps(deep.scores(a.data, a.out, seeds), indent=1))
         return
-    if a.what in ("labor", "reduced"):
-        scored = (labor if a.what == "labor" else reduced).scores(a.data, a.out, seeds, a.only)
-        print(json.dumps(scored, indent=1))
+    compared = {"labor": labor.scores, "samplers": samplers.scores, "reduced": reduced.scores}
+    if a.what in compared:
+        print(json.dumps(compared[a.what](a.data, a.out, seeds, a.only), indent=1))
         return
     if a.what == "full":
         print(json.dumps({"curves": curves(a.data, a.out), "pubmed": spread(accuracy(a.data, a.out, a.runs))}, indent=1))
