@@ -147,7 +147,8 @@ class Sampling:
             raise ConfigError("subgraph_type='induced' cannot be combined with disjoint or time_attr")
         unfit = {"weight_attr": weight is not None, f"subgraph_type={kind!r}": kind != "directional"}
         by_source = _by_source(ds, sampler, replace, disjoint or time_attr is not None, unfit)
-        labor, layer_wise = (by_source if isinstance(by_source, kind) else None for kind in (Labor, LayerWise))
+        labor = by_source if isinstance(by_source, Labor) else None
+        layer_wise = by_source if isinstance(by_source, LayerWise) else None
         times = None if time_attr is None else times_of(ds, time_attr, temporal_strategy == "last")
         disjoint = bool(disjoint) or times is not None
         fanout = fanouts_of(ds, num_neighbors)
@@ -217,8 +218,10 @@ def sampler_of(sampler: Any) -> Labor | LayerWise | None:
     """What the argument `sampler` of a loader means; None for neighbor sampling. Raises ConfigError for another value."""
     if sampler is None or isinstance(sampler, Labor | LayerWise):
         return sampler
-    if isinstance(sampler, str) and sampler in ("neighbor", "labor", *LAYER_WISE):
-        return None if sampler == "neighbor" else Labor() if sampler == "labor" else LayerWise(sampler)
+    known: dict[Any, Labor | LayerWise | None] = {"neighbor": None, "labor": Labor()}
+    known |= {name: LayerWise(name) for name in LAYER_WISE}
+    if isinstance(sampler, str) and sampler in known:
+        return known[sampler]
     raise ConfigError(
         f"sampler must be 'neighbor', 'labor', {', '.join(map(repr, LAYER_WISE))}, ooc.Labor(...) or ooc.LayerWise(...), not "
         f"{sampler!r}; the order of seeds comes from shuffle and seed, or give input_nodes in your own order"

@@ -154,10 +154,9 @@ class SubgraphBuilder:
         edges, node = self.edges, self.nodes.finish()
         edges.finish()
         num_nodes, num_edges = tuple(self.nodes.num_nodes), tuple(edges.num_edges)
+        arrays = node, edges.indptr, edges.source, edges.slot, num_nodes, num_edges, edges.stands_for, edges.columns
         in_edges = np.concatenate(edges.in_edges) if edges.in_edges else None
-        arrays = node, edges.indptr, edges.source, edges.slot
-        more = edges.stands_for, edges.columns, None, self.unequal, in_edges
-        return Subgraph(*arrays, num_nodes, num_edges, *more)
+        return Subgraph(*arrays, unequal=self.unequal, in_edges=in_edges)
 
 
 class EdgeSampler:

@@ -150,6 +150,14 @@ def test_a_fault_is_one_line_naming_the_key(values: dict[str, object], words: li
         ({"sampler": "labor", "importance": 1, "model": "gcn", "rescale": False}, "leave out rescale = false, or importance"),
         ({"sampler": "labor", "replace": True}, "replace does not apply to sampler = labor: leave it out"),
         ({"sampler": "labor", "importance": 65}, r"importance = .* is invalid: expected less than or equal to 64 or '\*'"),
+        ({"normalize": False}, "normalize applies to sampler = ladies, fastgcn, degree only: set that too, or leave it out"),
+        ({"sampler": "ladies", "replace": True}, "replace does not apply to sampler = ladies: leave it out"),
+        ({"sampler": "degree", "weight_attr": "w"}, "weight_attr does not apply to sampler = degree: leave it out"),
+        ({"sampler": "fastgcn", "model": "gcn", "rescale": False}, "sampler = fastgcn weights sums .* leave out rescale"),
+        ({"sampler": "ladies", "mode": "saint"}, "sampler does not apply to mode saint"),
+        ({"sampler": "ladies", "batch_dependency": 4}, "batch_dependency applies to sampler = labor only"),
+        ({"sampler": "ladies", "evaluate": "sampled"}, "give eval_fanout = 10,10, or evaluate = layerwise"),
+        ({"sampler": "ladies", "eval_batch_size": 9}, "give eval_fanout = 10,10, or evaluate = layerwise"),
         ({"model": "gcn", "heads": 4}, "heads does not apply to model gcn: leave it out"),
         ({"model": "appnp", "theta": 0.1}, "theta does not apply to model appnp"),
         ({"rescale": False}, "rescale does not apply to model sage"),
@@ -265,3 +273,11 @@ def test_training_is_scored_and_predicted_on_request_only() -> None:
     fields = [each.model_fields for each in classes().values()]
     assert all(each["eval_splits"].default == ["val", "test"] for each in fields if "eval_splits" in each)
     assert not any(each["plan"].default for each in fields if "plan" in each)
+
+
+def test_a_budget_of_nodes_is_not_a_fan_out_of_scores() -> None:
+    config = load_config(None, {**BASE, "sampler": "ladies"})
+    assert (config.fanout, config.evaluate) == ([512, 512], "layerwise")
+    assert config.batches == "ladies, 512, 512 nodes a layer, batches of 1,024"
+    config = load_config(None, {**BASE, "sampler": "ladies", "fanout": "64,128", "eval_fanout": "5,5"})
+    assert (config.fanout, config.eval_fanout, config.evaluate) == ([64, 128], [5, 5], "sampled")

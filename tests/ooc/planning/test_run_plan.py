@@ -348,7 +348,14 @@ def test_the_bytes_of_edges_on_disk_are_those_of_the_batches_drawn(
     assert part["predicted"]["edge_bytes_read"] < 4 * part["actual"]["edge_bytes_read"]
 
 
-@pytest.mark.parametrize("sampler", [{}, {"sampler": "labor", "layer_dependency": True, "batch_dependency": 64}])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        {},
+        {"sampler": "labor", "layer_dependency": True, "batch_dependency": 64},
+        {"sampler": "ladies", "fanout": [30, 40], "eval_fanout": [4, 4]},
+    ],
+)
 def test_a_plan_of_sweeps_makes_some_and_leaves_nothing_behind(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: dict[str, Any]
 ) -> None:

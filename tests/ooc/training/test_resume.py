@@ -234,6 +234,24 @@ def test_a_run_by_labor_resumes_to_the_bit_and_by_labor_alone(make_store: MakeSt
     assert curve(cut.out) == curve(whole.out)
 
 
+@pytest.mark.parametrize("model", ["sage", "gcn"])
+def test_a_run_of_a_layer_wise_sampler_resumes_to_the_bit_and_by_it_alone(
+    make_store: MakeStore, tmp_path: Path, model: str
+) -> None:
+    store = make_store(num_edges=1500)
+    own = {"epochs": 4, "sampler": "fastgcn", "fanout": [12, 20], "model": model, "evaluate": "layerwise"}
+    own |= {"eval_fanout": [12, 20]}
+    whole, cut = configure(store, tmp_path / "whole", **own), configure(store, tmp_path / "cut", **own, checkpoint_every=1)
+    train(whole)
+    with pytest.raises(Killed):
+        train(cut, watcher=KillAt(6))
+    for changed in ({"sampler": "ladies"}, {"normalize": False}):
+        with pytest.raises(ConfigError, match=next(iter(changed))):
+            train(cut.model_copy(update=changed), resume=True)
+    train(cut, resume=True)
+    assert curve(cut.out) == curve(whole.out)
+
+
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("cut", [1, 2, 3, 5])
 def test_a_run_cut_inside_a_group_of_batches_is_extended_to_the_bit(make_store: MakeStore, tmp_path: Path, cut: int) -> None:
