@@ -22,7 +22,7 @@ _DEFAULT_LAYER_NODES = 512
 _PARTS = ("parts", "parts_per_batch")
 OF_LABOR = ("layer_dependency", "batch_dependency", "importance")
 """settings that apply to sampler = labor only"""
-LAYER_WISE = ("ladies", "fastgcn", "degree")
+LAYER_WISE = ("ladies", "fastgcn", "degree", "learned")
 """samplers that draw nodes for all of a hop together; the numbers of `fanout` are theirs"""
 OWN = {
     "sampled": (
@@ -285,18 +285,18 @@ class TrainConfig(NodeConfig, SharedGradients):
     )
     fanout: FanOuts = Field(
         default_factory=list,
-        description="In-neighbors sampled, one number per layer, -1 for all: 10,10; with sampler ladies, fastgcn, degree "
+        description="In-neighbors sampled, one number per layer, -1 for all: 10,10; with sampler ladies, ... "
         "nodes of the layer. Of an edge type: author:writes:paper=10,5; repeatable.",
     )
     eval_fanout: FanOuts = Field(default_factory=list, description="In-neighbors sampled for evaluation; by default --fanout.")
-    sampler: Literal["neighbor", "labor", "ladies", "fastgcn", "degree"] = Field(
+    sampler: Literal["neighbor", "labor", "ladies", "fastgcn", "degree", "learned"] = Field(
         default="neighbor",
-        description="labor: nodes of a batch share neighbors; ladies, fastgcn, degree: all nodes of a layer share a budget of "
-        "--fanout nodes, drawn by that importance.",
+        description="labor: nodes of a batch share neighbors; ladies, fastgcn, degree, learned: all nodes of a layer share a "
+        "budget of --fanout nodes, drawn by that importance.",
     )
     normalize: bool = Field(
         default=True,
-        description="Scale the weights of a node's neighbors to its degree (ladies, fastgcn, degree): less variance; without "
+        description="Scale the weights of a node's neighbors to its degree (ladies, ...): less variance; without "
         "it sums are unbiased.",
     )
     layer_dependency: bool = Field(default=False, description="Layers share neighbors too (labor).")

@@ -174,6 +174,7 @@ def without_last_hop(subgraph: Subgraph) -> Subgraph:
         None if subgraph.tree is None else subgraph.tree[:nodes].copy(),
         subgraph.unequal,
         None if subgraph.in_edges is None else subgraph.in_edges[:expanded].copy(),
+        subgraph.score,
     )
 
 

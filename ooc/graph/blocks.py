@@ -62,6 +62,8 @@ class Subgraph:
     in_edges: NDArray[np.int64] | None = None
     """int64[d]: in-edges of each expanded node that might have been drawn, by which means divide what its drawn ones stand for;
     None: by the sum of that"""
+    score: NDArray[np.float64] | None = None
+    """see `ooc.sampling.learned.Policy.score`; None where nothing was drawn by a policy"""
 
     @property
     def size(self) -> tuple[int, int]:

@@ -34,7 +34,7 @@ from ooc.stores.node_set import NodeSet
 
 _FIELDS = {
     *("x", "y", "edge_index", "edge_weight", "n_id", "e_id", "num_nodes", "num_sampled_nodes", "num_sampled_edges", "input_id"),
-    *("batch_size", "blocks", "node_norm", "edge_norm", "input_mask"),
+    *("batch_size", "blocks", "node_norm", "edge_norm", "input_mask", "draw_score"),
     *("edge_label_index", "edge_label", "edge_label_time", "edge_label_attr"),
     *("seed_time", "src_index", "dst_pos_index", "dst_neg_index"),
 }
@@ -375,6 +375,8 @@ class Collator:
                 data[self.weight_attr] = first.weight
         if first.share is not None:
             data.edge_norm = first.share
+        if there is None and subgraph.score is not None:
+            data.draw_score = torch.from_numpy(subgraph.score)
         for feature, values in zip(self.edge_features, features, strict=True):
             data[feature.name] = values
         data.n_id = torch.from_numpy(subgraph.node) if there is None else there.n_id

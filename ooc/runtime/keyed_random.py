@@ -37,6 +37,7 @@ class Purpose(IntEnum):
     VARIATE = 12
     BUCKETS = 13
     COMPRESS = 14
+    POLICY = 15
 
 
 def mix(value: int) -> int:

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 
 from ooc.runtime.keyed_random import mix64
 from ooc.runtime.memory_plan import SCANNED_BYTES
+from ooc.sampling.importance import Floats
 from ooc.sampling.kernels import Factors, Ranks, keep_smallest, push, uniform
+from ooc.sampling.learned import NODE_BYTES, Policy
 from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.errors import ConfigError
 from ooc.stores.io.segments import forget
@@ -32,7 +34,6 @@ LAYER_WISE = get_args(LayerImportance)
 """the names of what sources are drawn by, and of the samplers"""
 BYTES_A_DRAWN = 16
 """of a source that is drawn: its ratio, and which it is"""
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class LayerWise:
     Args:
         importance: What sources are drawn in proportion to: "ladies", the sum over a source's edges to the nodes that the hop
             expands of 1 / in-degree squared (LADIES, Zou et al., 2019); "fastgcn", the same over all of its edges (FastGCN,
-            Chen et al., 2018); "degree", the number of its edges.
+            Chen et al., 2018); "degree", the number of its edges. A run with `--sampler learned` gives a network that learns.
         normalize: Whether the weights of a node's drawn in-edges are scaled to add up to all of its in-edges, as LADIES does.
             Estimates vary less, and are biased. Without it sums over in-edges, and means over them, are unbiased: the edges
             that were drawn stand for the inverse of the probability of that.
@@ -59,13 +60,13 @@ class LayerWise:
     >>> next(iter(loader)).num_sampled_nodes  # seeds, and at most 512 new nodes a hop
     """
 
-    importance: LayerImportance = "ladies"
+    importance: LayerImportance | Policy = "ladies"
     normalize: bool = True
 
     batch_dependency: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if self.importance not in LAYER_WISE:
+        if not isinstance(self.importance, Policy) and self.importance not in LAYER_WISE:
             raise ConfigError(f"importance must be one of {', '.join(LAYER_WISE)}, not {self.importance!r}")
         if not isinstance(self.normalize, bool | np.bool_):
             raise ConfigError(f"normalize must be True or False, not {self.normalize!r}")
@@ -73,12 +74,12 @@ class LayerWise:
     @property
     def name(self) -> str:
         """As `--sampler` has it."""
-        return self.importance
+        return self.importance.name if isinstance(self.importance, Policy) else self.importance
 
     @property
     def node_bytes(self) -> int:
         """Bytes in memory for each node of the graph."""
-        return 0 if self.importance == "ladies" else 4
+        return {"ladies": 0, "fastgcn": 4, "degree": 4, "learned": NODE_BYTES}[self.name]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -129,8 +130,10 @@ def ladies_importance(indptr: Ids, source: Ids, found: Floats) -> None:
 
 
 @kernel
-def draw_sources(node: Ids, importance: Floats, stream: np.uint64, budget: int, rank: Ranks, drawn: Ids, factor: Floats) -> int:
-    """Draw up to `budget` of the sources `node` (int64[u]); returns how many.
+def draw_sources(
+    node: Ids, importance: Floats, stream: np.uint64, budget: int, rank: Ranks, drawn: Ids, factor: Floats
+) -> tuple[float, float]:
+    """Draw up to `budget` of the sources `node` (int64[u]); returns the largest ratio that was drawn, and tau.
 
     Fills `factor` (float64[u]): what the edges of a source stand for, 0 where it is not drawn. rank, drawn: scratch, [budget].
     """
@@ -148,7 +151,7 @@ def draw_sources(node: Ids, importance: Floats, stream: np.uint64, budget: int, 
             tau = min(tau, value)
     for j in range(size):
         factor[drawn[j]] = 1.0 / min(1.0, tau * importance[drawn[j]])
-    return size
+    return rank[0], tau
 
 
 @kernel

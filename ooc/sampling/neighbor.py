@@ -15,7 +15,7 @@ from ooc.runtime.memory_plan import words_for
 from ooc.sampling import kernels
 from ooc.sampling.edge_split import HeldOut
 from ooc.sampling.labor import Key, Labor
-from ooc.sampling.layer_draws import LayerDraws
+from ooc.sampling.layer_draws import LayerDrawn, LayerDraws
 from ooc.sampling.layer_wise import LayerWise
 from ooc.sampling.left_out import FilteredDraws, LeftOut
 from ooc.sampling.node_table import Table, table_bytes
@@ -96,8 +96,8 @@ class EdgeHops:
         """edges to leave out at the seeds"""
         self.filtered: tuple[int, FilteredDraws] | None = None
         """a hop that edges are left out of, and its draws"""
-        self.in_edges: list[Ids] = []
-        """of the nodes of each hop, where all of these share the draws; see `Subgraph.in_edges`"""
+        self.by_layer: list[LayerDrawn] = []
+        """of each hop, where all of its nodes share the draws"""
 
     def grow(self, num_edges: int, num_expanded: int) -> None:
         """Grow the buffers to these lengths."""
@@ -155,8 +155,9 @@ class SubgraphBuilder:
         edges.finish()
         num_nodes, num_edges = tuple(self.nodes.num_nodes), tuple(edges.num_edges)
         arrays = node, edges.indptr, edges.source, edges.slot, num_nodes, num_edges, edges.stands_for, edges.columns
-        in_edges = np.concatenate(edges.in_edges) if edges.in_edges else None
-        return Subgraph(*arrays, unequal=self.unequal, in_edges=in_edges)
+        in_edges = np.concatenate([each.in_edges for each in edges.by_layer]) if edges.by_layer else None
+        scores = [each.score for each in edges.by_layer if each.score is not None]
+        return Subgraph(*arrays, unequal=self.unequal, in_edges=in_edges, score=sum(scores) if scores else None)
 
 
 class EdgeSampler:
@@ -237,7 +238,7 @@ class EdgeSampler:
             if isinstance(found, int):
                 self.check_drawn(found)
             else:
-                edges.in_edges.append(found)
+                edges.by_layer.append(found)
             return
         (start, stop), fanout, stream = nodes.expanding, self.fanout[hop], self._stream(key)
         filtered, draw = self._filtered(nodes, edges, hop), (start, stop, fanout, self.replace, stream)

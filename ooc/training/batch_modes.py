@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from torch import Tensor
 
 from ooc.config.nodes import PARTS_AN_EPOCH
 from ooc.graph.blocks import Subgraph
+from ooc.history.history import Growth
 from ooc.loading.base import BatchLoader
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
@@ -17,8 +19,12 @@ from ooc.planning.choose_mode import ModeTraits
 from ooc.planning.run_plan import Upkeep
 from ooc.sampling.labor import Labor
 from ooc.sampling.layer_wise import LayerWise
+from ooc.sampling.learned import NODE_BYTES
 from ooc.stores.dataset import Dataset
+from ooc.stores.errors import ConfigError
 from ooc.training.batch_mode import BatchMode
+from ooc.training.learned_sampling import LearnedSampling
+from ooc.training.mode import RunContext, RunState
 
 MOST_PARTS = 2**14
 """parts to make at most where the settings are open"""
@@ -33,6 +39,8 @@ class SampledMode(BatchMode):
     pools = True
     typed = True
     traits = ModeTraits(0, "sampled neighborhoods", "none")
+    learned: LearnedSampling | None = None
+    """how sources are drawn, where that is learned"""
 
     def notes(self) -> list[str]:
         """See `Mode`; with a GPU also where neighbors are sampled."""
@@ -41,6 +49,9 @@ class SampledMode(BatchMode):
 
     def _make_loader(self) -> BatchLoader:
         config = self.config
+        if config.sampler == "learned":
+            self._check_learned()
+            self.learned = LearnedSampling(self.dataset, config.seed)
         shuffled: dict[str, Any] = {"batch_size": config.batch_size, "shuffle": True, "seed": config.seed}
         return NeighborLoader(
             self.dataset,
@@ -51,6 +62,15 @@ class SampledMode(BatchMode):
             **shuffled,
             **self._sampling(),
         )
+
+    def _check_learned(self) -> None:
+        """Raise ConfigError where sampling cannot learn."""
+        if not self.ranks.alone:
+            raise ConfigError("sampler = learned learns from the losses of one process: start it without torchrun")
+        if self.dataset.is_hetero:
+            raise ConfigError(
+                f"sampler = learned is for graphs of one type, and {self.dataset.path} has several: choose another"
+            )
 
     def _pack_folder(self) -> Path:
         """The run's directory or, before there is one, the nearest folder above it."""
@@ -63,12 +83,50 @@ class SampledMode(BatchMode):
         config = self.config
         if config.sampler == "labor":
             return Labor(config.layer_dependency, config.batch_dependency, config.importance)
-        return None if config.sampler == "neighbor" else LayerWise(config.sampler, config.normalize)
+        if config.sampler == "neighbor":
+            return None
+        return LayerWise(config.sampler if self.learned is None else self.learned.policy, config.normalize)
 
     @property
     def node_bytes(self) -> int:
         """See `BatchMode`: an importance that does not depend on the batch."""
+        if self.config.sampler == "learned":
+            return NODE_BYTES
         return self.sampler.node_bytes if isinstance(self.sampler, LayerWise) else 0
+
+    def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
+        super().open(run, saved, growth)
+        if self.learned is not None and saved:
+            self.learned.load(saved["sampler"])
+
+    def batches(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
+        """See `Mode`; period by period where sampling is learned."""
+        if self.learned is None:
+            return super().batches(epoch, step, stop)
+        return self._periods(epoch, step, stop)
+
+    def _periods(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
+        assert self.learned is not None
+        for first, end in self.learned.periods(step, stop, self.steps_per_epoch):
+            with closing(super().batches(epoch, first, end)) as batches:  # type: ignore[type-var]
+                yield from batches
+
+    def step(self, batch: Any, share: float, last: bool = True) -> Tensor:
+        """See `Mode`; with what sampling learns of the loss."""
+        loss = super().step(batch, share, last)
+        if self.learned is not None:
+            self.learned.learn(getattr(batch, "draw_score", None), float(loss.detach()))
+        return loss
+
+    def state(self, cursor: RunState) -> dict[str, Any]:
+        """See `Mode`."""
+        return super().state(cursor) | {"sampler": None if self.learned is None else self.learned.state()}
+
+    def _twin(self) -> Self:
+        """See `BatchPlanning`: nothing is learned of a trial."""
+        other = super()._twin()
+        other.learned = None
+        return other
 
     @property
     def seeds_per_step(self) -> int:

@@ -234,6 +234,29 @@ def test_a_run_by_labor_resumes_to_the_bit_and_by_labor_alone(make_store: MakeSt
     assert curve(cut.out) == curve(whole.out)
 
 
+@pytest.mark.parametrize("cut_at", [3, 6])
+def test_a_run_whose_sampler_learns_resumes_to_the_bit(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: int
+) -> None:
+    """Inside a period of the policy's parameters and between two; a profile before the run changes nothing."""
+    monkeypatch.setattr("ooc.training.learned_sampling.PERIODS", 2)
+    own = {"epochs": 4, "sampler": "learned", "fanout": [12, 20], "evaluate": "layerwise", "eval_fanout": [12, 20]}
+    store, own = make_store(num_edges=1500), {**own, "batch_size": 8}
+    whole, cut = configure(store, tmp_path / "whole", **own), configure(store, tmp_path / "cut", **own, checkpoint_every=1)
+    train(whole)
+    with pytest.raises(Killed):
+        train(cut, watcher=KillAt(cut_at))
+    train(cut, resume=True)
+    assert curve(cut.out) == curve(whole.out)
+    learned = [torch.load(each.out / "checkpoint.pt", weights_only=True)["sampler"] for each in (whole, cut)]
+    assert torch.equal(learned[0]["parameters"], learned[1]["parameters"])
+    assert learned[0]["optimizer"]["state"][0]["step"] >= 4
+    assert learned[0]["parameters"][-16:].abs().max() > 0.01
+    planned = configure(store, tmp_path / "planned", **own, plan=True)
+    train(planned)
+    assert curve(planned.out) == curve(whole.out)
+
+
 @pytest.mark.parametrize("model", ["sage", "gcn"])
 def test_a_run_of_a_layer_wise_sampler_resumes_to_the_bit_and_by_it_alone(
     make_store: MakeStore, tmp_path: Path, model: str
