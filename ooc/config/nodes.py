@@ -22,7 +22,7 @@ _DEFAULT_LAYER_NODES = 512
 _PARTS = ("parts", "parts_per_batch")
 OF_LABOR = ("layer_dependency", "batch_dependency", "importance")
 """settings that apply to sampler = labor only"""
-LAYER_WISE = ("ladies", "fastgcn", "degree", "learned")
+LAYER_WISE = ("ladies", "fastgcn", "degree", "gradient", "learned")
 """samplers that draw nodes for all of a hop together; the numbers of `fanout` are theirs"""
 OWN = {
     "sampled": (
@@ -289,10 +289,10 @@ class TrainConfig(NodeConfig, SharedGradients):
         "nodes of the layer. Of an edge type: author:writes:paper=10,5; repeatable.",
     )
     eval_fanout: FanOuts = Field(default_factory=list, description="In-neighbors sampled for evaluation; by default --fanout.")
-    sampler: Literal["neighbor", "labor", "ladies", "fastgcn", "degree", "learned"] = Field(
+    sampler: Literal["neighbor", "labor", "ladies", "fastgcn", "degree", "gradient", "learned"] = Field(
         default="neighbor",
-        description="labor: nodes of a batch share neighbors; ladies, fastgcn, degree, learned: all nodes of a layer share a "
-        "budget of --fanout nodes, drawn by that importance.",
+        description="labor: nodes of a batch share neighbors; ladies, fastgcn, degree, gradient, learned: all nodes of a layer "
+        "share a budget of --fanout nodes, drawn by that importance.",
     )
     normalize: bool = Field(
         default=True,

@@ -17,6 +17,7 @@ from ooc.sampling.labor import Key
 from ooc.sampling.layer_wise import (
     BYTES_A_DRAWN,
     LayerWise,
+    NodeImportance,
     draw_sources,
     importance_of_nodes,
     keep_drawn,
@@ -59,8 +60,8 @@ class LayerDraws:
         cls, how: LayerWise, indptr: Ids, indices: AnyArray, held_out: HeldOut | None, num_sources: int, cold: bool
     ) -> "LayerDraws":
         """With the importance of all nodes. Raises IndexError with a damaged slot."""
-        by_node = None
-        if not isinstance(how.importance, Policy) and how.importance != "ladies":
+        by_node = how.importance.values if isinstance(how.importance, NodeImportance) else None
+        if isinstance(how.importance, str) and how.importance != "ladies":
             by_node = importance_of_nodes(how.importance, indptr, indices, num_sources)
         return cls(how, indptr, indices, held_out, num_sources, cold, by_node)
 

@@ -36,6 +36,15 @@ BYTES_A_DRAWN = 16
 """of a source that is drawn: its ratio, and which it is"""
 
 
+@dataclass(frozen=True, eq=False)
+class NodeImportance:
+    """An importance that does not depend on the batch. name: as `--sampler` has it; values: float32[N], above 0, which change
+    between epochs at most."""
+
+    name: str
+    values: NDArray[np.float32]
+
+
 @dataclass(frozen=True)
 class LayerWise:
     """Layer-wise importance sampling: a budget of nodes for each layer, which all nodes of the layer above share.
@@ -47,7 +56,7 @@ class LayerWise:
     Args:
         importance: What sources are drawn in proportion to: "ladies", the sum over a source's edges to the nodes that the hop
             expands of 1 / in-degree squared (LADIES, Zou et al., 2019); "fastgcn", the same over all of its edges (FastGCN,
-            Chen et al., 2018); "degree", the number of its edges. A run with `--sampler learned` gives a network that learns.
+            Chen et al., 2018); "degree", the number of its edges. Runs have others: `--sampler gradient` and `learned`.
         normalize: Whether the weights of a node's drawn in-edges are scaled to add up to all of its in-edges, as LADIES does.
             Estimates vary less, and are biased. Without it sums over in-edges, and means over them, are unbiased: the edges
             that were drawn stand for the inverse of the probability of that.
@@ -60,13 +69,13 @@ class LayerWise:
     >>> next(iter(loader)).num_sampled_nodes  # seeds, and at most 512 new nodes a hop
     """
 
-    importance: LayerImportance | Policy = "ladies"
+    importance: LayerImportance | NodeImportance | Policy = "ladies"
     normalize: bool = True
 
     batch_dependency: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.importance, Policy) and self.importance not in LAYER_WISE:
+        if not isinstance(self.importance, NodeImportance | Policy) and self.importance not in LAYER_WISE:
             raise ConfigError(f"importance must be one of {', '.join(LAYER_WISE)}, not {self.importance!r}")
         if not isinstance(self.normalize, bool | np.bool_):
             raise ConfigError(f"normalize must be True or False, not {self.normalize!r}")
@@ -74,12 +83,14 @@ class LayerWise:
     @property
     def name(self) -> str:
         """As `--sampler` has it."""
-        return self.importance.name if isinstance(self.importance, Policy) else self.importance
+        return self.importance if isinstance(self.importance, str) else self.importance.name
 
     @property
     def node_bytes(self) -> int:
         """Bytes in memory for each node of the graph."""
-        return {"ladies": 0, "fastgcn": 4, "degree": 4, "learned": NODE_BYTES}[self.name]
+        if isinstance(self.importance, Policy):
+            return NODE_BYTES
+        return 0 if self.importance == "ladies" else 4
 
     @property
     def identity(self) -> dict[str, Any]:

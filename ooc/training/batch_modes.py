@@ -3,14 +3,17 @@
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ooc.config.nodes import PARTS_AN_EPOCH
 from ooc.graph.blocks import Subgraph
+from ooc.history.gradient_norms import GradientNorms
 from ooc.history.history import Growth
 from ooc.loading.base import BatchLoader
 from ooc.loading.neighbor_loader import NeighborLoader
@@ -18,7 +21,7 @@ from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
 from ooc.planning.choose_mode import ModeTraits
 from ooc.planning.run_plan import Upkeep
 from ooc.sampling.labor import Labor
-from ooc.sampling.layer_wise import LayerWise
+from ooc.sampling.layer_wise import LayerWise, NodeImportance
 from ooc.sampling.learned import NODE_BYTES
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
@@ -26,6 +29,8 @@ from ooc.training.batch_mode import BatchMode
 from ooc.training.learned_sampling import LearnedSampling
 from ooc.training.mode import RunContext, RunState
 
+NORMS = "importance"
+"""of the norms of gradients that sources are drawn by, in the run's directory"""
 MOST_PARTS = 2**14
 """parts to make at most where the settings are open"""
 
@@ -41,6 +46,8 @@ class SampledMode(BatchMode):
     traits = ModeTraits(0, "sampled neighborhoods", "none")
     learned: LearnedSampling | None = None
     """how sources are drawn, where that is learned"""
+    norms: GradientNorms | None = None
+    """of the loss's gradient by the rows of nodes, where sources are drawn by them; from `open` on"""
 
     def notes(self) -> list[str]:
         """See `Mode`; with a GPU also where neighbors are sampled."""
@@ -49,9 +56,11 @@ class SampledMode(BatchMode):
 
     def _make_loader(self) -> BatchLoader:
         config = self.config
+        if config.sampler in ("gradient", "learned"):
+            self._check_learning()
         if config.sampler == "learned":
-            self._check_learned()
             self.learned = LearnedSampling(self.dataset, config.seed)
+        more = {} if self.by_norms is None else {"pre_aggregation": None}  # the rows have gradients of their own
         shuffled: dict[str, Any] = {"batch_size": config.batch_size, "shuffle": True, "seed": config.seed}
         return NeighborLoader(
             self.dataset,
@@ -60,16 +69,24 @@ class SampledMode(BatchMode):
             sampler=self.sampler,
             pack=None if config.pack is None else (config.pack, self._pack_folder()),
             **shuffled,
-            **self._sampling(),
+            **self._sampling() | more,
         )
 
-    def _check_learned(self) -> None:
-        """Raise ConfigError where sampling cannot learn."""
+    @cached_property
+    def by_norms(self) -> NodeImportance | None:
+        """The importance of nodes by the norms of gradients, where sources are drawn by it."""
+        if self.config.sampler != "gradient":
+            return None
+        return NodeImportance("gradient", np.ones(self.dataset.num_nodes, np.float32))
+
+    def _check_learning(self) -> None:
+        """Raise ConfigError where sampling cannot learn from the steps."""
+        name = self.config.sampler
         if not self.ranks.alone:
-            raise ConfigError("sampler = learned learns from the losses of one process: start it without torchrun")
+            raise ConfigError(f"sampler = {name} learns from the steps of one process: start it without torchrun")
         if self.dataset.is_hetero:
             raise ConfigError(
-                f"sampler = learned is for graphs of one type, and {self.dataset.path} has several: choose another"
+                f"sampler = {name} is for graphs of one type, and {self.dataset.path} has several: choose another"
             )
 
     def _pack_folder(self) -> Path:
@@ -85,25 +102,30 @@ class SampledMode(BatchMode):
             return Labor(config.layer_dependency, config.batch_dependency, config.importance)
         if config.sampler == "neighbor":
             return None
-        return LayerWise(config.sampler if self.learned is None else self.learned.policy, config.normalize)
+        own = self.learned.policy if self.learned is not None else self.by_norms
+        return LayerWise(config.sampler if own is None else own, config.normalize)
 
     @property
     def node_bytes(self) -> int:
         """See `BatchMode`: an importance that does not depend on the batch."""
-        if self.config.sampler == "learned":
-            return NODE_BYTES
+        of_runs = {"learned": NODE_BYTES, "gradient": 4}
+        if self.config.sampler in of_runs:
+            return of_runs[self.config.sampler]
         return self.sampler.node_bytes if isinstance(self.sampler, LayerWise) else 0
 
     def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
         super().open(run, saved, growth)
         if self.learned is not None and saved:
             self.learned.load(saved["sampler"])
+        if self.by_norms is not None:
+            kept = GradientNorms.open(self.config.out / NORMS, self.by_norms.values, saved["sampler"] if saved else None)
+            self.norms = self.opened.enter_context(closing(kept))
 
     def batches(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
         """See `Mode`; period by period where sampling is learned."""
-        if self.learned is None:
-            return super().batches(epoch, step, stop)
-        return self._periods(epoch, step, stop)
+        if self.norms is not None and step == 0:
+            self.norms.begin_epoch()
+        return super().batches(epoch, step, stop) if self.learned is None else self._periods(epoch, step, stop)
 
     def _periods(self, epoch: int, step: int, stop: int) -> Iterator[Any]:
         assert self.learned is not None
@@ -113,24 +135,46 @@ class SampledMode(BatchMode):
 
     def step(self, batch: Any, share: float, last: bool = True) -> Tensor:
         """See `Mode`; with what sampling learns of the loss."""
+        if self.norms is not None:
+            batch.x.requires_grad_()
         loss = super().step(batch, share, last)
         if self.learned is not None:
             self.learned.learn(getattr(batch, "draw_score", None), float(loss.detach()))
+        if self.norms is not None and batch.x.grad is not None:
+            scale = share / self.scaler.get_scale()
+            self.norms.put(batch.n_id.cpu().numpy(), (scale * norms_of(batch)).cpu().numpy())
         return loss
 
     def state(self, cursor: RunState) -> dict[str, Any]:
         """See `Mode`."""
-        return super().state(cursor) | {"sampler": None if self.learned is None else self.learned.state()}
+        own = self.learned or self.norms
+        return super().state(cursor) | {"sampler": None if own is None else own.state()}
+
+    def commit(self) -> None:
+        """See `Mode`."""
+        super().commit()
+        if self.norms is not None:
+            self.norms.commit()
 
     def _twin(self) -> Self:
         """See `BatchPlanning`: nothing is learned of a trial."""
         other = super()._twin()
-        other.learned = None
+        other.learned = other.norms = None
         return other
 
     @property
     def seeds_per_step(self) -> int:
         return self.config.batch_size * self.ranks.world_size
+
+
+def norms_of(batch: Any) -> Tensor:
+    """The norms of the gradient by the rows of a batch, float32[n], without what their edges stand for."""
+    block = batch.blocks[0]
+    source, factor = block.edge_index[0], block.stands_for
+    edges = torch.zeros(block.num_src, device=factor.device).index_add_(0, source, torch.ones_like(factor))
+    mean = torch.zeros_like(edges).index_add_(0, source, factor) / edges.clamp(min=1)
+    found: Tensor = batch.x.grad.float().flatten(1).norm(dim=1) / torch.where(edges > 0, mean, 1.0)
+    return found
 
 
 class PartMode(BatchMode):

@@ -38,10 +38,11 @@ SAMPLERS: dict[str, Settings] = {
     "ladies, unbiased": {"sampler": "ladies", "normalize": False},
     "fastgcn": {"sampler": "fastgcn"},
     "degree": {"sampler": "degree"},
+    "gradient": {"sampler": "gradient"},
     "learned": {"sampler": "learned"},
 }
-START: Settings = {"learned": "degree"}
-"""what the nodes a layer of a sampler are chosen by that only a run has"""
+OF_RUNS = ("gradient", "learned")
+"""samplers that learn in a run, and begin with all nodes equally important: their nodes a layer are chosen by that"""
 OWN_ROWS = ("neighbor", "labor")
 """samplers of a fan-out, which is that of the case: LABOR's batches want fewer rows"""
 
@@ -140,12 +141,13 @@ def _row_bytes(store: Path) -> int:
 def _rows(store: Path, name: str, sampler: str, fanout: tuple[int, ...]) -> tuple[float, ...]:
     """Mean new nodes of each hop of a batch, the seeds first."""
     import ooc
-    from ooc.sampling.layer_wise import LayerWise
+    from ooc.sampling.layer_wise import LayerWise, NodeImportance
 
     how, case = dict(SAMPLERS[sampler]), CASES[name]
     kind = how.get("sampler", "neighbor")
-    drawn = kind if sampler in OWN_ROWS else LayerWise(START.get(kind, kind), how.get("normalize", True))
     with ooc.open(store) as ds:
+        importance = NodeImportance(kind, np.ones(ds.num_nodes, np.float32)) if kind in OF_RUNS else kind
+        drawn = kind if sampler in OWN_ROWS else LayerWise(importance, how.get("normalize", True))
         given: dict[str, Any] = {"batch_size": case.settings["batch_size"], "shuffle": True, "seed": 99, "features": False}
         loader = ooc.NeighborLoader(ds, list(fanout), "train", sampler=drawn, **given)
         counts = [batch.num_sampled_nodes for batch, _ in zip(loader, range(COUNTED), strict=False)]

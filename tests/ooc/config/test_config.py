@@ -152,7 +152,7 @@ def test_a_fault_is_one_line_naming_the_key(values: dict[str, object], words: li
         ({"sampler": "labor", "importance": 65}, r"importance = .* is invalid: expected less than or equal to 64 or '\*'"),
         (
             {"normalize": False},
-            "normalize applies to sampler = ladies, fastgcn, degree, learned only: set that too, or leave it out",
+            "normalize applies to sampler = ladies, fastgcn, degree, gradient, learned only: set that too, or leave it out",
         ),
         ({"sampler": "ladies", "replace": True}, "replace does not apply to sampler = ladies: leave it out"),
         ({"sampler": "degree", "weight_attr": "w"}, "weight_attr does not apply to sampler = degree: leave it out"),

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ooc.layerwise import shape as sweepshape
 from ooc.layerwise.scores import ExactScores
 from ooc.runtime import memory_plan
 from ooc.runtime.memory_plan import divide
+from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.training import checkpoint
 from ooc.training.checkpoint import read_metrics
@@ -255,6 +256,35 @@ def test_a_run_whose_sampler_learns_resumes_to_the_bit(
     planned = configure(store, tmp_path / "planned", **own, plan=True)
     train(planned)
     assert curve(planned.out) == curve(whole.out)
+
+
+@pytest.mark.parametrize(("cut_at", "more"), [(3, {}), (6, {"model": "gcn", "accumulate": 3, "normalize": False})])
+def test_a_run_that_draws_by_gradients_resumes_to_the_bit(
+    make_store: MakeStore, tmp_path: Path, cut_at: int, more: dict[str, Any]
+) -> None:
+    """The norms of its last epochs are rows in its directory; a profile before the run changes nothing."""
+    own = {"epochs": 4, "sampler": "gradient", "fanout": [12, 20], "evaluate": "layerwise", "eval_fanout": [12, 20]}
+    store, own = make_store(num_edges=1500), {**own, "batch_size": 8, **more}
+    whole, cut = configure(store, tmp_path / "whole", **own), configure(store, tmp_path / "cut", **own, checkpoint_every=1)
+    train(whole)
+    with pytest.raises(Killed):
+        train(cut, watcher=KillAt(cut_at))
+    train(cut, resume=True)
+    assert curve(cut.out) == curve(whole.out)
+    norms = [read_all(each.out / "importance" / "latest") for each in (whole, cut)]
+    assert np.array_equal(*norms)
+    assert len(np.unique(norms[0])) > 20
+    planned = configure(store, tmp_path / "planned", **own, plan=True)
+    train(planned)
+    assert curve(planned.out) == curve(whole.out)
+
+
+def read_all(path: Path) -> Any:
+    """All rows in a directory."""
+    with closing(DiskRows.open(path)) as rows:
+        out = np.empty(rows.shape, rows.dtype)
+        rows.read(np.arange(len(out)), out)
+        return out
 
 
 @pytest.mark.parametrize("model", ["sage", "gcn"])
