@@ -92,7 +92,11 @@ class LayerDraws:
         factor, score = np.full(len(found.node), float(budget != 0)), None
         policy = self.how.importance if isinstance(self.how.importance, Policy) else None
         if 0 < budget < len(found.node):
-            seen = policy and policy.look(found, node[start:stop], self.indptr[found.node + 1] - self.indptr[found.node], hop)
+            seen = (
+                None
+                if policy is None
+                else policy.look(found, node[start:stop], self.indptr[found.node + 1] - self.indptr[found.node], hop)
+            )
             importance = self.importance(found) if seen is None else seen.importance
             stream = np.uint64(numbered(key, hop) & _MASK)
             room = np.empty(budget, np.float64), np.empty(budget, np.int64)

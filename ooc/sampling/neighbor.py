@@ -157,7 +157,8 @@ class SubgraphBuilder:
         arrays = node, edges.indptr, edges.source, edges.slot, num_nodes, num_edges, edges.stands_for, edges.columns
         in_edges = np.concatenate([each.in_edges for each in edges.by_layer]) if edges.by_layer else None
         scores = [each.score for each in edges.by_layer if each.score is not None]
-        return Subgraph(*arrays, unequal=self.unequal, in_edges=in_edges, score=sum(scores) if scores else None)
+        score = np.sum(scores, axis=0) if scores else None
+        return Subgraph(*arrays, unequal=self.unequal, in_edges=in_edges, score=score)
 
 
 class EdgeSampler:

@@ -102,8 +102,11 @@ class SampledMode(BatchMode):
             return Labor(config.layer_dependency, config.batch_dependency, config.importance)
         if config.sampler == "neighbor":
             return None
-        own = self.learned.policy if self.learned is not None else self.by_norms
-        return LayerWise(config.sampler if own is None else own, config.normalize)
+        if config.sampler == "gradient" or config.sampler == "learned":
+            own = self.by_norms if self.learned is None else self.learned.policy
+            assert own is not None
+            return LayerWise(own, config.normalize)
+        return LayerWise(config.sampler, config.normalize)
 
     @property
     def node_bytes(self) -> int:
