@@ -60,7 +60,7 @@ class LightGCNConfig(DividedEdges, RunConfig):
     eval_every: Positive = Field(default=10, description="Epochs between evaluations on validation.")
     monitor: str | None = Field(
         default=None,
-        description="Validation score that selects the best model: recall@k or ndcg@k of `eval_k`; by default recall.",
+        description="Score that selects the best rows: recall@k or ndcg@k; by default recall.",
     )
 
     @model_validator(mode="after")

@@ -285,14 +285,13 @@ class TrainConfig(NodeConfig, SharedGradients):
     )
     fanout: FanOuts = Field(
         default_factory=list,
-        description="In-neighbors sampled, one number per layer, -1 for all: 10,10; with sampler ladies, ... "
-        "nodes of the layer. Of an edge type: author:writes:paper=10,5; repeatable.",
+        description="In-neighbors sampled, one number per layer, -1 for all: 10,10. Of an edge type: author:writes:paper=10,5; "
+        "repeatable.",
     )
     eval_fanout: FanOuts = Field(default_factory=list, description="In-neighbors sampled for evaluation; by default --fanout.")
     sampler: Literal["neighbor", "labor", "ladies", "fastgcn", "degree", "gradient", "learned"] = Field(
         default="neighbor",
-        description="labor: nodes of a batch share neighbors; ladies, fastgcn, degree, gradient, learned: all nodes of a layer "
-        "share a budget of --fanout nodes, drawn by that importance.",
+        description="labor: nodes of a batch share neighbors; ladies, ...: a layer's nodes share a budget of --fanout.",
     )
     normalize: bool = Field(
         default=True,
@@ -327,7 +326,7 @@ class TrainConfig(NodeConfig, SharedGradients):
     evaluate: Literal["auto", "sampled", "layerwise"] = Field(
         default="auto",
         description="Evaluate on sampled batches, or layerwise: exact scores of all splits by one pass over all nodes; "
-        "auto: layerwise in mode history and with layer-wise samplers, unless eval_fanout or eval_batch_size is given.",
+        "auto: layerwise in mode history and with ladies, ..., unless eval_fanout or eval_batch_size is given.",
     )
     eval_batch_size: Positive | None = Field(default=None, description="Seeds per evaluation batch; by default --batch-size.")
     # steps

@@ -115,8 +115,7 @@ class TableConfig(DividedEdges, RunConfig):
     )
     monitor: str | None = Field(
         default=None,
-        description="Validation score that selects the best model: mrr, hits@1, hits@3, hits@10, of mf recall@k or ndcg@k of "
-        "`eval_k` too; by default mrr.",
+        description="Score that selects the best rows: mrr, hits@k, of mf recall@k or ndcg@k; by default mrr.",
     )
 
     @model_validator(mode="after")
