@@ -125,7 +125,7 @@ def test_all_destinations_are_ranked(store: Path, make_store: MakeStore, tmp_pat
         mode.model.eval()
         with torch.no_grad():
             rows = run_model(mode.model, torch.from_numpy(whole(ds.rows("x")).copy()), full_blocks(carries, N, 2))
-        found = mode._rankings().scores(["val", "test", "train"], mode._embedded, mode.model.link_decoder)
+        found = mode._ranked(["val", "test", "train"], mode.model.link_decoder)
         mode.close()
     pairs = {
         name: set(zip(src[part == number].tolist(), dst[part == number].tolist(), strict=True))
