@@ -47,7 +47,8 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 def embeddings(out: Path) -> np.ndarray:
-    with closing(DiskRows.open(out / "embeddings")) as rows:
+    ended = torch.load(out / "model.pt", weights_only=True)  # a run that ended before has another name for them
+    with closing(DiskRows.open(out / ended["embeddings"])) as rows:
         found = np.empty(rows.shape, np.float32)
         rows.read(np.arange(len(found)), found)
         return found
