@@ -133,19 +133,19 @@ def test_bytes_do_not_grow_with_depth(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["revsage", "revgat", "revgcn"])
 def test_112_layers_take_the_bytes_of_7_and_have_the_gradient(make_store: MakeStore, tmp_path: Path, name: str) -> None:
-    """Beside plain autograd, with all activations stored. Rounding errors of rows that are made again grow with depth."""
+    """Beside plain autograd, with all activations stored. In float32 a few ReLUs differ, as between float32 and float64."""
     most: list[int] = []
     with Dataset.open(without_hubs(make_store)) as ds:
-        for layers, dtype in ((7, torch.float32), (112, torch.float32), (112, torch.float64)):
-            model = reversible(name, layers, dropout=0.2, hidden=32).to(dtype)
+        for layers in (7, 112):
+            model = reversible(name, layers, dropout=0.2, hidden=32).double()
             seen = lambda full: most.append(peak(full))  # noqa: E731
             loss, found = stepped(model, ds, tmp_path / str(layers), RETAINED, room=10**8, seen=seen)
             for layer in model.layers:
                 layer.disable = True
-            expected_loss, expected = whole(model, ds, dtype)
-            assert loss == pytest.approx(expected_loss, rel=1e-5)
+            expected_loss, expected = whole(model, ds, torch.float64)
+            assert loss == pytest.approx(expected_loss, rel=1e-12)
             exact, own = (torch.cat([each[key].flatten() for key in sorted(each)]) for each in (expected, found))
-            assert float((own - exact).norm() / exact.norm()) < (1e-5 if dtype == torch.float32 else 1e-12)
+            assert float((own - exact).norm() / exact.norm()) < 1e-12
     assert most[1] <= 1.05 * most[0]
 
 

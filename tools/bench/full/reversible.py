@@ -59,7 +59,7 @@ def measure(folder: Path, name: str, nodes: int, layers: Sequence[int], rounds: 
     with Dataset.open(folder / "store") as ds:
         for depth in layers:
             torch.manual_seed(0)
-            model = build_model(name, FEATURES, HIDDEN, CLASSES, depth, dropout=0.2)
+            model = build_model(name, FEATURES, HIDDEN, CLASSES, depth, dropout=0.2, norm="layer")
             exact = _stored(model, ds, loss, depth)
             with closing(FullGraph(model, ds, folder / f"full{depth}", room=ROOM)) as full:
                 for words, placement in _placements(full.program).items():
