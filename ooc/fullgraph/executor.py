@@ -305,8 +305,7 @@ class Executor(ForwardExecutor):
                 with self.stats.timed(COMPUTE):
                     given = self.given(inputs, chunk)
                     pending = self._computed(forward, chunk, given)
-                for name in made:
-                    self.store.put(name, chunk.place.first, *self.store.computed([pending.outputs.pop(name)]))
+                self._put_inverted(made, chunk.place.first, pending.outputs)
                 with self.stats.timed(COMPUTE):
                     caught = pending.backward(given, self.modules.arriving(op, chunk.place, chunk.read))
                 self._put_gradients(op, chunk, caught)
@@ -316,6 +315,11 @@ class Executor(ForwardExecutor):
             self._end_pending(forward.name)
         self._made |= {*made}
         self._added(op)
+
+    def _put_inverted(self, names: list[str], first: int, outputs: Tensors) -> None:
+        """Put the rows of a chunk that its op makes again; they are taken from `outputs`."""
+        for name, rows in zip(names, self.store.computed([outputs.pop(name) for name in names]), strict=True):
+            self.store.put(name, first, rows)
 
     def _undone(self, op: Op) -> tuple[Op, dict[str, str], list[str]]:
         """(the forward op that an op undoes, which of its inputs are read for that, which rows are made again meanwhile)."""

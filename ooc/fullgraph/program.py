@@ -360,7 +360,8 @@ class _Builder:
             return Value(name, "gradient", columns, nbytes, own, last, backward, KEPT, rows=rows)
         kind: ValueKind = "sums" if ref.role == "sums" else "rows"
         constant = ref == ValueRef("sums", 0) and not shape.mapped
-        output, allowed = self._output(ref), ANY
+        output = self._output(ref)
+        allowed: tuple[TensorPlacement, ...] = ANY
         if output:
             allowed = (*KEPT, TensorPlacement.INVERTED)
         elif ref.role == "rows" and ref.layer and self._output(ValueRef("rows", ref.layer - 1)):
