@@ -72,8 +72,8 @@ def measured_layers(model: Any, x: Any, blocks: Sequence[Any]) -> MeasuredLayers
         if encoder is not None:
             with recording_nothing(encoder), StepMemory() as step:
                 x = encoder(x)
-                grads = _backward(x, list(encoder.parameters()))
-            fixed, least, x = max(0, (step.kept or 0) - grads - _nbytes(x)), step.peak, _fresh(x)
+                _backward(x, list(encoder.parameters()))
+            fixed, least, x = max(0, (step.kept or 0) - _nbytes(x)), step.peak, _fresh(x)
         stack, rows = LayerStack.of(model.layers, x, blocks, jumps=getattr(model, "jump", None) is not None)
         costs, seeds = list[LayerCosts](), list[Tensor]()
         for index, layer in enumerate(model.layers):
@@ -125,9 +125,9 @@ def _measured(
     with saved_tensors_hooks(seen, lambda tensor: tensor), StepMemory(layer) as step:
         behind, seeds = outputs = stack.segment(rows, index, index + 1)
         in_forward = max((_at(point) for point in step.timeline), default=0)
-        grads = _backward(outputs, [*_tensors(rows), *layer.parameters()])
+        _backward(outputs, [*_tensors(rows), *layer.parameters()])
     rows_behind, holds_behind = _nbytes(behind), bool(saved & _addresses(behind))
-    holds_before, kept = own and bool(saved & before), max(0, (step.kept or 0) - grads - rows_behind)
+    holds_before, kept = own and bool(saved & before), max(0, (step.kept or 0) - rows_behind)
     in_backward = max((_at(point) for point in step.timeline if point.backward), default=0)
     del outputs
     seconds, sum_seconds, sum_bytes = min(_timed(stack, index, rows, wait) for _ in range(RUNS))
@@ -166,15 +166,26 @@ def _at(point: TimelinePoint) -> int:
     return sum(point.bytes.values())
 
 
-def _backward(outputs: Any, inputs: Sequence[Tensor]) -> int:
-    """Compute the gradients of what requires one, and leave none behind; returns the bytes of those of the outputs."""
-    ends = [each for each in _tensors(outputs) if each.requires_grad]
+class _Ones(torch.autograd.Function):
+    """A number whose gradient by x is ones, which autograd frees as it frees those of a step."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.like = x.shape, x.dtype, x.device
+        return x.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        shape, dtype, device = ctx.like
+        return torch.ones(shape, dtype=dtype, device=device)
+
+
+def _backward(outputs: Any, inputs: Sequence[Tensor]) -> None:
+    """Compute the gradients of what requires one, and leave none behind."""
+    ends = [_Ones.apply(each) for each in _tensors(outputs) if each.requires_grad]  # type: ignore[no-untyped-call]
     wanted = [each for each in inputs if each.requires_grad]
-    if not (ends and wanted):
-        return 0
-    grads = [torch.ones_like(each) for each in ends]
-    torch.autograd.grad(ends, wanted, grads, allow_unused=True)
-    return sum(each.nbytes for each in grads)
+    if ends and wanted:
+        torch.autograd.grad(ends, wanted, allow_unused=True)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
