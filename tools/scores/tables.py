@@ -24,8 +24,8 @@ _PRODUCTS: dict[str, Any] = {"mode": "table", "model": "complex", "hidden": 256,
 _PRODUCTS |= {"correct_negatives": True, "batch_size": 512, "lr": 0.3, "init": 0.001, "eval_every": 10}
 _DISTANCES: dict[str, Any] = {"mode": "table", "model": "rotate", "hidden": 512, "reciprocal": True, "loss": "adversarial"}
 _DISTANCES |= {"margin": 6.0, "batch_size": 256, "lr": 0.15, "init": 0.05, "eval_every": 9}
-_PROPAGATED: dict[str, Any] = {"mode": "lightgcn", "loss": "softmax", "similarity": "cosine", "temperature": 0.1, "l2": 0.0}
-_PROPAGATED |= {"ratio": 1024, "batch_size": 4096, "lr": 0.005, "init": 0.01, "eval_splits": ["test"], "eval_every": 1000}
+_PROPAGATED: dict[str, Any] = {"mode": "lightgcn", "loss": "softmax", "similarity": "cosine", "temperature": 0.1, "l2": 4.0}
+_PROPAGATED |= {"ratio": 1024, "batch_size": 8192, "lr": 0.01, "init": 0.05, "eval_splits": ["test"], "eval_every": 1000}
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "wn18rr-complex": ("wn18rr", {**_PRODUCTS, "ratio": 1024, "regularizer_weight": 0.1, "epochs": 30}),
     "wn18rr-rotate": ("wn18rr", {**_DISTANCES, "ratio": 512, "epochs": 58}),
@@ -33,7 +33,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
         "codex-m",
         {**_PRODUCTS, "hidden": 384, "ratio": 512, "regularizer_weight": 0.02, "epochs": 30, "eval_every": 6},
     ),
-    "gowalla-lightgcn": ("gowalla", {**_PROPAGATED, "epochs": 20}),
+    "gowalla-lightgcn": ("gowalla", {**_PROPAGATED, "lr_schedule": "cosine", "epochs": 12}),
 }
 """name -> (data, settings)"""
 _SPLITS = {"train": "train", "valid": "val", "test": "test"}
