@@ -1,5 +1,6 @@
 """Runs of reversible models, and of models with widths, jumps and blocks of their own, in every mode that has them."""
 
+import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,29 @@ def test_a_pass_over_all_nodes_gives_the_outputs_of_the_whole_graph(
         with closing(LayerwisePass(model, ds, tmp_path / "pass")) as scan:
             scan.run().read(np.arange(ds.num_nodes), found)
     np.testing.assert_allclose(found, want.numpy(), atol=1e-5)
+
+
+def test_a_run_whose_rows_are_inverted_learns_as_one_that_keeps_them_and_resumes(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store()
+
+    def config(name: str, **more: Any) -> FullConfig:
+        given: dict[str, Any] = {"store": store, "out": tmp_path / name, "layers": 6, "hidden": 16}
+        given |= {"model": "revsage", "placement": "inverted", **more}
+        return FullConfig(**given, epochs=4, threads=1, checkpoint_every=2)
+
+    losses = []
+    for name, placement in (("whole", "inverted"), ("kept", "retained")):
+        train(config(name, placement=placement))
+        rows = [json.loads(line) for line in curve(tmp_path / name).splitlines()]
+        losses.append([row["loss"] for row in rows if "loss" in row])
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+    assert len(losses[0]) == 4
+    with pytest.raises(Killed):
+        train(config("cut"), watcher=KillAt(3))
+    train(config("cut"), resume=True)
+    assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
+    with pytest.raises(ConfigError, match="is for rows between reversible layers"):
+        train(config("plain", model="sage"))
 
 
 @pytest.mark.parametrize("mode", ["cluster", "history", "full"])
