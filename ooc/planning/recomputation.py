@@ -51,7 +51,7 @@ class RecomputationPlanner:
 
     def __init__(self, room: int, exceeded: Callable[[], int] = _nothing) -> None:
         self.room, self._exceeded = room, exceeded
-        self._seen = 0
+        self._seen = max(0, exceeded())  # what was before is not of these steps
         self._measured: MeasuredLayers | None = None
         self._sizes: Sequence[Size] = ()
         self.plan: RecomputationPlan | None = None

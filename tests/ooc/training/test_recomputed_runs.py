@@ -86,8 +86,9 @@ def test_a_run_beyond_its_memory_plans_with_less(store: Path, tmp_path: Path, mo
     config = configure(store, tmp_path / "run", activation_checkpointing="auto", **DEEP)
     with planning(config, tmp_path / "plan") as mode:
         limit = mode.budget.memory
-        monkeypatch.setattr(recomputation, "resident_bytes", lambda: (0, limit + 1_000_000))
+        monkeypatch.setattr(recomputation, "resident_bytes", lambda: (0, limit - 1_000_000))
         planner = recomputation.planner_for(mode.model, mode.budget)
+        monkeypatch.setattr(recomputation, "resident_bytes", lambda: (0, limit + 1_000_000))
         before = planner.room
         batch = next(iter(mode.batches(0, 0, 1)))
         planner(mode.model, batch)

@@ -39,29 +39,6 @@ def test_the_technique_that_a_plan_names_fits(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
-def test_a_deep_model_on_whole_parts_fits_where_its_layers_are_recomputed(tmp_path: Path) -> None:
-    """All activations of 32 layers take 0.7 GB, of sqrt(n) segments 0.2; smaller batches are none of parts."""
-    rng = np.random.default_rng(0)
-    nodes = 20_000
-    data = Data(
-        x=torch.from_numpy(rng.normal(size=(nodes, 64)).astype(np.float32)),
-        y=torch.from_numpy(rng.integers(4, size=nodes)),
-        edge_index=torch.from_numpy(rng.integers(nodes, size=(2, 2 * nodes))),
-        train_mask=torch.ones(nodes, dtype=torch.bool),
-    )
-    ooc.from_data(data, tmp_path / "store").close()
-    settings = {"store": tmp_path / "store", "out": tmp_path / "run", "mode": "cluster", "parts": 1}
-    given = {**settings, "layers": 32, "hidden": 128, "memory": tight()}
-    plan = ooc.plan(**given)
-    assert plan.needs_more
-    assert re.search(r"or with technique checkpointing[-\w]*: `activation_checkpointing=(layers|sqrt|auto)`", plan.advice)
-    for kind in ("sqrt", "auto"):
-        found = ooc.plan(**given, activation_checkpointing=kind)
-        assert found.prediction.peak_rss_bytes < plan.prediction.peak_rss_bytes - 200_000_000, kind
-        assert not found.needs_more, kind
-
-
 def test_settings_that_do_not_apply_are_named_with_the_depth_that_they_gave() -> None:
     config = TrainConfig(store=Path("a.ooc"), out=Path("run"), fanout=[9, 9, 9], mode="sampled")
     found = _changes(config, with_technique(config, "cluster", None))
