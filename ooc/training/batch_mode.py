@@ -36,7 +36,7 @@ from ooc.models.user_models import edge_features_for, forward_batch
 from ooc.planning.recomputation import RecomputationPlanner, planner_for
 from ooc.runtime.clock import write_trace
 from ooc.runtime.keyed_random import Purpose, key
-from ooc.runtime.memory import keep_large_blocks
+from ooc.runtime.memory import Blocks, keep_large_blocks
 from ooc.runtime.memory_plan import compressed_share, plan_memory
 from ooc.runtime.pipeline import Stage
 from ooc.runtime.ranks import ALONE, Ranks
@@ -145,6 +145,8 @@ class BatchMode(BatchPlanning):
         """One policy for freed blocks in training and scores: the training loader's, else the scores' loaders'."""
         loaders = [self.loader, *self.evaluators.values()]
         keeps = next((each.keeps_blocks for each in loaders if each.keeps_blocks is not None), None)
+        if self.config.activation_checkpointing != "none" and self.config.memory is not None:
+            keeps = Blocks.RETURN  # cached blocks between those that stay take what recomputing saves (measured)
         for each in loaders:
             each.keeps_blocks = keeps
         if keeps is not None:
