@@ -87,9 +87,9 @@ def compared(model: nn.Module, x: Tensor, blocks: list[Block], rounds: int = ROU
         ways.append(("auto" if plan.fits else "least", room, plan.recomputation))
     taken: list[list[float]] = [[] for _ in ways]
     for number in range(rounds + 1):  # the first warms up
-        for at, (_, _, plan) in enumerate(ways):
+        for at, (_, _, way) in enumerate(ways):
             begun = time.perf_counter()
-            _step(model, x, blocks, plan)
+            _step(model, x, blocks, way)
             taken[at] += [time.perf_counter() - begun] * bool(number)
     return [_row(model, x, blocks, costs, way, statistics.median(own)) for way, own in zip(ways, taken, strict=True)]
 
