@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ooc.config.base import Positive, Size
 from ooc.config.gradients import SharedGradients
-from ooc.config.nodes import ModelConfig
+from ooc.config.models import ModelConfig
 
 
 class GraphConfig(ModelConfig, SharedGradients):

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ooc.config.base import RunConfig, parse
+from ooc.config.models import REVERSIBLE
 from ooc.config.modes import class_of
-from ooc.config.nodes import OWN, PARTS_AN_EPOCH, REVERSIBLE, TrainConfig
+from ooc.config.nodes import OWN, PARTS_AN_EPOCH, TrainConfig
 from ooc.stores.errors import ConfigError
 
 PLAIN = "plain"

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import to_hetero
 
 from ooc.config.base import DeviceName, RunConfig, changed
-from ooc.config.nodes import ModelConfig, NodeConfig
+from ooc.config.models import ModelConfig
+from ooc.config.nodes import NodeConfig
 from ooc.models.builders import build_model
 from ooc.models.edge_decoders import make_decoder
 from ooc.models.graph_models import build_graph_model

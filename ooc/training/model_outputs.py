@@ -13,8 +13,9 @@ from torch import nn
 
 from ooc.config.base import parse, saved_config
 from ooc.config.edges import EdgeConfig
+from ooc.config.models import ModelConfig
 from ooc.config.modes import check_consent, class_of
-from ooc.config.nodes import ModelConfig, NodeConfig
+from ooc.config.nodes import NodeConfig
 from ooc.history.embedding_tables import FOLDER as TABLES
 from ooc.history.embedding_tables import kept_rows
 from ooc.layerwise.exact_pass import ExactPass, exact_pass

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from ooc.config.base import FREE_TO_CHANGE
+from ooc.config.models import OF_MODEL
 from ooc.config.modes import classes, load_config
-from ooc.config.nodes import OF_MODEL, TrainConfig
+from ooc.config.nodes import TrainConfig
 from ooc.models.builders import ModelName
 from ooc.stores.errors import ConfigError
 
