@@ -14,7 +14,7 @@ from ooc.runtime.keyed_random import Purpose, mix, numbered
 from ooc.runtime.keyed_random import key as key_of
 from ooc.sampling import NeighborSampler, layer_wise
 from ooc.sampling.edge_split import HeldOut, pair_number
-from ooc.sampling.layer_wise import LayerImportance, LayerWise
+from ooc.sampling.layer_wise import LayerImportance, LayerWise, NodeImportance
 from ooc.sampling.left_out import LeftOut
 from ooc.stores.errors import BudgetError, ConfigError, StoreError
 from ooc.stores.graph import Graph
@@ -24,6 +24,8 @@ from tests.ooc.sampling.test_neighbor import KEYS, assert_same, random_graph
 compiling = settings(deadline=None)  # the first example may compile a kernel
 KINDS = get_args(LayerImportance)
 HELD = np.uint64(5)
+NORMS = NodeImportance("gradient", (0.2 + np.random.default_rng(8).pareto(2.0, 60)).astype(np.float32))
+"""as gradients' norms are: most small, a few large"""
 
 
 def plain_importance(graph: Graph, kind: str, kept: dict[int, list[int]]) -> dict[int, float]:
@@ -145,9 +147,9 @@ def sums_and_means(found: Subgraph, value: NDArray[Any]) -> tuple[NDArray[Any], 
     return np.bincount(at, found.stands_for[:last] * own, count), np.bincount(at, share_of(found)[:last] * own, count)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, NORMS], ids=[*KINDS, "gradient"])
 @pytest.mark.parametrize("several", [False, True])
-def test_the_expected_estimate_is_the_full_aggregate(kind: LayerImportance, several: bool) -> None:
+def test_the_expected_estimate_is_the_full_aggregate(kind: LayerImportance | NodeImportance, several: bool) -> None:
     """Sums and means at every destination, without normalization; with it they are biased, and vary less. several: edges
     between a pair of nodes."""
     graph = overlapping()
