@@ -59,7 +59,18 @@ def case(kind: str, tmp_path: Path, make_store: MakeStore) -> tuple[Path, list[s
         return make_store(num_nodes=203, num_edges=1500, y=y, task="regression", num_classes=2), ["--fanout", "4,4"]
     store = make_store(num_nodes=203, num_edges=1500, weight=True if kind == "gcn" else None)
     return store, {
-        "gcn": ["--model", "gcn", "--fanout", "4,4", "--norm", "layer", "--accumulate", "2", "--activation-checkpointing"],
+        "gcn": [
+            "--model",
+            "gcn",
+            "--fanout",
+            "4,4",
+            "--norm",
+            "layer",
+            "--accumulate",
+            "2",
+            "--activation-checkpointing",
+            "layers",
+        ],
         "labor": [
             "--fanout",
             "4,4",
