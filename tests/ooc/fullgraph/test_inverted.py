@@ -153,6 +153,7 @@ def peak(full: FullGraph) -> int:
     return max(sample.memory for sample in full.traffic.samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [DISK, RETAINED])
 def test_a_killed_step_goes_on_to_the_bit(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: TensorPlacement

@@ -127,6 +127,7 @@ def test_about_sqrt_segments_of_equal_length(layers: int, segments: Any) -> None
     assert parts[-1][1] == layers
 
 
+@pytest.mark.slow
 def test_a_deep_model_takes_the_memory_of_the_square_root_of_its_layers() -> None:
     """Of 64 layers, 8 segments of 8: the rows before 7 of them, and a segment's activations."""
     torch.manual_seed(0)

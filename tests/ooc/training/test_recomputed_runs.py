@@ -36,7 +36,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryPlan, "step_activations", property(lambda plan: 300_000))
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("short_of_memory")
 @pytest.mark.parametrize("mode", IN_MODES)
 def test_curves_are_those_of_the_plain_run_and_runs_resume_to_the_bit(store: Path, tmp_path: Path, mode: str) -> None:
