@@ -31,7 +31,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "wn18rr-rotate": ("wn18rr", {**_DISTANCES, "ratio": 512, "epochs": 58}),
     "codex-m-complex": (
         "codex-m",
-        {**_PRODUCTS, "hidden": 384, "ratio": 512, "regularizer_weight": 0.02, "epochs": 30, "eval_every": 6},
+        {**_PRODUCTS, "hidden": 384, "ratio": 512, "regularizer_weight": 0.03, "lr_schedule": "cosine", "epochs": 30},
     ),
     "gowalla-lightgcn": ("gowalla", {**_PROPAGATED, "lr_schedule": "cosine", "epochs": 12}),
 }
