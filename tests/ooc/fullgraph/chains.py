@@ -5,7 +5,10 @@ from itertools import product
 from math import inf
 from typing import Any
 
+import pytest
+
 from ooc.fullgraph.placement.costs import OpCost, PackCost, Speed, StepProfile
+from ooc.fullgraph.placement.search import search
 from ooc.fullgraph.placement.step_plan import TierRoom, predict
 from ooc.fullgraph.program import GONE, Placement, Program, TensorPlacement, Value
 from ooc.layerwise.pass_plan import Op
@@ -126,3 +129,15 @@ def best_of_all(program: Program, known: StepProfile, room: TierRoom) -> float:
         passing = {name: tier for name, (where, tier) in zip(names, picked, strict=True) if where in GONE}
         least = min(least, seconds_of(program, known, Placement(placements, passing), room))
     return least
+
+
+def assert_found_is_the_best(program: Program, known: StepProfile, room: TierRoom, precision: float = 0.0) -> None:
+    """precision: how far seconds may be apart, relative; costs of `profile` alone are exact."""
+    least = best_of_all(program, known, room)
+    found = search(program, known, room.bytes)
+    if least == inf:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.exact
+        assert seconds_of(program, known, found.placement, room) == pytest.approx(least, rel=precision, abs=0)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from ooc.config.nodes import TrainConfig
 from ooc.history.history import History
 from ooc.layerwise import shape as sweepshape
 from ooc.layerwise.scores import ExactScores
@@ -235,6 +236,17 @@ def test_a_run_by_labor_resumes_to_the_bit_and_by_labor_alone(make_store: MakeSt
     assert curve(cut.out) == curve(whole.out)
 
 
+def whole_and_resumed(store: Path, tmp_path: Path, cut_at: int, own: dict[str, Any]) -> tuple[TrainConfig, TrainConfig]:
+    """A run, and one of the same curve that was cut at a step and resumed."""
+    whole, cut = configure(store, tmp_path / "whole", **own), configure(store, tmp_path / "cut", **own, checkpoint_every=1)
+    train(whole)
+    with pytest.raises(Killed):
+        train(cut, watcher=KillAt(cut_at))
+    train(cut, resume=True)
+    assert curve(cut.out) == curve(whole.out)
+    return whole, cut
+
+
 @pytest.mark.parametrize("cut_at", [3, 6])
 def test_a_run_whose_sampler_learns_resumes_to_the_bit(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: int
@@ -243,12 +255,7 @@ def test_a_run_whose_sampler_learns_resumes_to_the_bit(
     monkeypatch.setattr("ooc.training.learned_sampling.PERIODS", 2)
     own = {"epochs": 4, "sampler": "learned", "fanout": [12, 20], "evaluate": "layerwise", "eval_fanout": [12, 20]}
     store, own = make_store(num_edges=1500), {**own, "batch_size": 8}
-    whole, cut = configure(store, tmp_path / "whole", **own), configure(store, tmp_path / "cut", **own, checkpoint_every=1)
-    train(whole)
-    with pytest.raises(Killed):
-        train(cut, watcher=KillAt(cut_at))
-    train(cut, resume=True)
-    assert curve(cut.out) == curve(whole.out)
+    whole, cut = whole_and_resumed(store, tmp_path, cut_at, own)
     learned = [torch.load(each.out / "checkpoint.pt", weights_only=True)["sampler"] for each in (whole, cut)]
     assert torch.equal(learned[0]["parameters"], learned[1]["parameters"])
     assert learned[0]["optimizer"]["state"][0]["step"] >= 4
@@ -265,12 +272,7 @@ def test_a_run_that_draws_by_gradients_resumes_to_the_bit(
     """The norms of its last epochs are rows in its directory; a profile before the run changes nothing."""
     own = {"epochs": 4, "sampler": "gradient", "fanout": [12, 20], "evaluate": "layerwise", "eval_fanout": [12, 20]}
     store, own = make_store(num_edges=1500), {**own, "batch_size": 8, **more}
-    whole, cut = configure(store, tmp_path / "whole", **own), configure(store, tmp_path / "cut", **own, checkpoint_every=1)
-    train(whole)
-    with pytest.raises(Killed):
-        train(cut, watcher=KillAt(cut_at))
-    train(cut, resume=True)
-    assert curve(cut.out) == curve(whole.out)
+    whole, cut = whole_and_resumed(store, tmp_path, cut_at, own)
     norms = [read_all(each.out / "importance" / "latest") for each in (whole, cut)]
     assert np.array_equal(*norms)
     assert len(np.unique(norms[0])) > 20

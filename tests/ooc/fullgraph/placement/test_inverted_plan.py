@@ -2,18 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import inf
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.fullgraph.placement.costs import RangeBytes, StepProfile
-from ooc.fullgraph.placement.search import search
 from ooc.fullgraph.placement.step_plan import TierRoom
 from ooc.fullgraph.program import Program, TensorPlacement, Value, build
 from ooc.layerwise.pass_plan import LayerShape, ModelShape
-from tests.ooc.fullgraph.chains import best_of_all, profile, seconds_of, ways
+from tests.ooc.fullgraph.chains import assert_found_is_the_best, profile, ways
 
 RETAINED, DISK, INVERTED = TensorPlacement.RETAINED, TensorPlacement.DISK, TensorPlacement.INVERTED
 RECOMPUTED = TensorPlacement.RECOMPUTED
@@ -77,12 +74,4 @@ def _costs(draw: st.DrawFn, program: Program, *, gpu: bool, cut: bool) -> tuple[
 @settings(deadline=None, max_examples=40)
 @given(problems())
 def test_the_search_finds_what_trying_everything_finds(problem: tuple[Program, StepProfile, TierRoom]) -> None:
-    program, known, room = problem
-    least = best_of_all(program, known, room)
-    found = search(program, known, room.bytes)
-    if least == inf:
-        assert found is None
-    else:
-        assert found is not None
-        assert found.exact
-        assert seconds_of(program, known, found.placement, room) == pytest.approx(least, rel=1e-12)
+    assert_found_is_the_best(*problem, precision=1e-12)

@@ -16,7 +16,7 @@ from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, plan_step, pre
 from ooc.fullgraph.program import Program, TensorPlacement
 from ooc.stores.errors import BudgetError
 from ooc.stores.sizes import parse_bytes
-from tests.ooc.fullgraph.chains import best_of_all, chain, profile, seconds_of
+from tests.ooc.fullgraph.chains import assert_found_is_the_best, best_of_all, chain, profile, seconds_of
 from tests.scale import few
 
 MOST_TRIED = 200
@@ -72,15 +72,7 @@ def test_rows_that_no_backward_pass_needs_are_not_made_again_for_one() -> None:
 @settings(deadline=None, max_examples=60)
 @given(problems())
 def test_the_search_finds_what_trying_everything_finds(problem: tuple[Program, StepProfile, TierRoom]) -> None:
-    program, known, room = problem
-    least = best_of_all(program, known, room)
-    found = search(program, known, room.bytes)
-    if least == inf:
-        assert found is None
-    else:
-        assert found is not None
-        assert found.exact
-        assert seconds_of(program, known, found.placement, room) == least
+    assert_found_is_the_best(*problem)
 
 
 @settings(deadline=None, max_examples=25)
