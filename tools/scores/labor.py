@@ -13,11 +13,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from tools.scores.kept import Settings, kept, spread
+from tools.scores.stores import graph_of_classes
 
 PERIODS = (1, 16, 64, 256)
 """K: batches for which a source keeps its number"""
@@ -112,25 +110,6 @@ def _store(name: str, case: Case, data: Path, out: Path) -> Path:
     return store
 
 
-def _made(
-    npz: Path, num_nodes: int = 20_000, degree: int = 25, classes: int = 10, same: float = 0.35, noise: float = 3.0
-) -> Path:
-    """A graph whose classes show in its edges and its features, but faintly: `same` of the edges are within a class.
-
-    Sources are skewed, so that some nodes have a hundred times the out-edges of others. 50, 25 and 25 % of the nodes are for
-    training, validation and test.
-    """
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, classes, num_nodes)
-    count = num_nodes * degree
-    dst = rng.integers(0, num_nodes, count)
-    by_class, sizes = np.argsort(y, kind="stable"), np.bincount(y, minlength=classes)
-    drawn, own = rng.random(count) ** 2, rng.random(count) < same
-    within = np.concatenate([[0], np.cumsum(sizes)[:-1]])[y[dst]] + (drawn * sizes[y[dst]]).astype(np.int64)
-    src = np.where(own, by_class[within], (drawn * num_nodes).astype(np.int64))
-    x = rng.normal(size=(classes, 32))[y] + noise * rng.normal(size=(num_nodes, 32))
-    part = rng.permutation(num_nodes) * 4 // num_nodes
-    arrays: dict[str, Any] = {"x": x.astype(np.float32), "y": y, "edge_index": np.stack([src, dst])}
-    masks = {"train_mask": part < 2, "val_mask": part == 2, "test_mask": part == 3}
-    np.savez(npz, **arrays, **masks)
-    return npz
+def _made(npz: Path) -> Path:
+    """A graph whose classes show in its edges and its features, but faintly."""
+    return graph_of_classes(npz, 20_000, classes=10, told=0.35)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tools.scores.kept import Settings, kept, spread
-from tools.scores.stores import ingest
+from tools.scores.stores import graph_of_classes, ingest
 
 COMMON: Settings = {
     "model": "sage", "hidden": 64, "layers": 2, "dropout": 0.5, "threads": 1, "plan": False, "evaluate": "layerwise",
@@ -178,26 +178,6 @@ def _store(name: str, case: Case, data: Path, out: Path) -> Path:
     return store
 
 
-def heterophilous(
-    npz: Path, num_nodes: int = 10_000, degree: int = 25, classes: int = 8, told: float = 0.5, noise: float = 3.0
-) -> Path:
-    """A graph whose edges go from class to class: `told` of a node's in-edges are from the class before its own, the others
-    from anywhere, so that neighbors tell the class without being of it.
-
-    Sources are skewed, so that some nodes have a hundred times the out-edges of others. 50, 25 and 25 % of the nodes are for
-    training, validation and test.
-    """
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, classes, num_nodes)
-    count = num_nodes * degree
-    dst = rng.integers(0, num_nodes, count)
-    by_class, sizes = np.argsort(y, kind="stable"), np.bincount(y, minlength=classes)
-    drawn, tells = rng.random(count) ** 2, rng.random(count) < told
-    its = (y[dst] - 1) % classes
-    within = np.concatenate([[0], np.cumsum(sizes)[:-1]])[its] + (drawn * sizes[its]).astype(np.int64)
-    src = np.where(tells, by_class[within], (drawn * num_nodes).astype(np.int64))
-    x = rng.normal(size=(classes, 32))[y] + noise * rng.normal(size=(num_nodes, 32))
-    part = rng.permutation(num_nodes) * 4 // num_nodes
-    arrays: dict[str, Any] = {"x": x.astype(np.float32), "y": y, "edge_index": np.stack([src, dst])}
-    np.savez(npz, **arrays, train_mask=part < 2, val_mask=part == 2, test_mask=part == 3)
-    return npz
+def heterophilous(npz: Path, num_nodes: int = 10_000, told: float = 0.5) -> Path:
+    """A graph whose edges go from class to class, so that neighbors tell the class without being of it."""
+    return graph_of_classes(npz, num_nodes, classes=8, told=told, before=1)
