@@ -171,8 +171,12 @@ class Graph:
 
     def loops(self, ids: Ints) -> Ints:
         """Return the numbers of self-loops of `ids` (int64[n]), int64[n]."""
-        left = np.searchsorted(self.self_loops, ids, side="left")
-        return np.asarray(np.searchsorted(self.self_loops, ids, side="right") - left)
+        counts = np.zeros(len(ids), np.int64)
+        if len(self.self_loops):
+            first = np.searchsorted(self.self_loops, ids)
+            have = np.flatnonzero(self.self_loops[np.minimum(first, len(self.self_loops) - 1)] == ids)  # few nodes do
+            counts[have] = np.searchsorted(self.self_loops, ids[have], side="right") - first[have]
+        return counts
 
     def last_loop_weight(self, ids: Ints) -> NDArray[np.float32] | None:
         """Return the weight of the last self-loop of each of `ids` (int64[n]), 1 without one: float32[n].

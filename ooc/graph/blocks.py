@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch_geometric.utils import index_sort
 from torch_geometric.utils.sparse import index2ptr
 
 from ooc.runtime.transfer import placed
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.graph import Graph
+from ooc.stores.jit import kernel
 
 EDGE_ATTR = "edge_attr"
 """the edge feature that batches have without being asked and models take, as in PyG"""
@@ -219,8 +221,39 @@ def graph_block(
     return block if device is None else placed(block, device)
 
 
-def pointers(ascending: Tensor, size: int) -> Tensor:
-    """Return CSR row pointers int64[size + 1] of the sorted numbers `ascending` (int64[e], below `size`)."""
-    if torch.compiler.is_compiling():  # index2ptr would fix the size and recompile for every batch
-        return torch.searchsorted(ascending, torch.arange(size + 1, device=ascending.device))
-    return index2ptr(ascending, size)
+def edges_by_source(source: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Sort edges by their source, those of a source in their order.
+
+    A counting sort on CPU, which takes a thirtieth of torch's time for the edges of a batch.
+
+    Args:
+        source: Source of every edge, int64[e], below `size`.
+        size: Number of sources.
+
+    Returns:
+        The edges in that order, int64[e], and the first of every source in it, int64[size + 1].
+
+    >>> edges_by_source(torch.tensor([1, 0, 1]), 2)
+    (tensor([1, 0, 2]), tensor([0, 1, 3]))
+    """
+    if source.device.type != "cpu" or torch.compiler.is_compiling():
+        ascending, order = index_sort(source, max_value=size, stable=True)
+        if torch.compiler.is_compiling():  # index2ptr would fix the size and recompile for every batch
+            return order, torch.searchsorted(ascending, torch.arange(size + 1, device=source.device))
+        return order, index2ptr(ascending, size)
+    order, indptr = torch.empty_like(source), torch.zeros(size + 1, dtype=torch.int64)
+    _sort_by_source(source.numpy(), order.numpy(), indptr.numpy())
+    return order, indptr
+
+
+@kernel
+def _sort_by_source(source: NDArray[np.int64], order: NDArray[np.int64], indptr: NDArray[np.int64]) -> None:
+    """Kernel of `edges_by_source`; indptr: zeros."""
+    for k in range(len(source)):
+        indptr[source[k] + 1] += 1
+    for v in range(len(indptr) - 1):
+        indptr[v + 1] += indptr[v]
+    put = indptr[:-1].copy()
+    for k in range(len(source)):
+        order[put[source[k]]] = k
+        put[source[k]] += 1

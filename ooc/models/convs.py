@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, GINEConv, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import index_sort, softmax
+from torch_geometric.utils import softmax
 
 from ooc.graph.aggregation import FirstInput, FirstLayerAggregates, Kind, PreAggregation
 from ooc.graph.bag_sum import bag_sum
-from ooc.graph.blocks import Block, pointers
+from ooc.graph.blocks import Block, edges_by_source
 from ooc.models.dropout import dropout
 from ooc.models.edge_messages import relu_message_sum
 from ooc.models.kept_sums import neighbor_sum
@@ -54,9 +54,9 @@ class _EdgeSum(torch.autograd.Function):
             return None, None, None, None
         x, value, edge_index = ctx.saved_tensors
         grad = grad.contiguous()
-        source, order = index_sort(edge_index[0], max_value=ctx.num_src, stable=True)
+        order, indptr = edges_by_source(edge_index[0], ctx.num_src)
         ordered = None if value is None else value[order]
-        grad_x = _edge_sum(edge_index[1][order], grad, pointers(source, ctx.num_src), ordered)
+        grad_x = _edge_sum(edge_index[1][order], grad, indptr, ordered)
         if not ctx.by_head:
             return grad_x, None, None, None
         heads = value.size(1)

@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch_geometric.utils import index_sort
 
 from ooc.graph.bag_sum import bag_sum
-from ooc.graph.blocks import Block, pointers
+from ooc.graph.blocks import Block, edges_by_source
 
 EDGES_AT_ONCE, GPU_EDGES_AT_ONCE = 8192, 2**18
 """edges of a piece, so that its messages stay in the CPU cache; on a GPU, so that few kernels do the work"""
@@ -53,8 +52,8 @@ class _ReluMessageSum(torch.autograd.Function):
             for each, needed in zip((x, edge_attr, weight, bias), ctx.needs_input_grad, strict=False)
         )
         grad = grad.contiguous()
-        source, order = index_sort(edge_index[0], max_value=len(x), stable=True)
-        indptr = pointers(source, len(x))
+        order, indptr = edges_by_source(edge_index[0], len(x))
+        source = edge_index[0][order]
         for first, stop in _pieces(edge_index):
             edge = order[first:stop]
             attr = edge_attr[edge]
@@ -79,7 +78,7 @@ def _before_relu(x: Tensor, edge_attr: Tensor, weight: Tensor, bias: Tensor, sou
 
 
 def _add_up(out: Tensor, rows: Tensor, value: Tensor | None, owner: Tensor, indptr: Tensor, piece: tuple[int, int]) -> None:
-    """Add the rows of a piece, [k, f], to out[owner]; owner: of all edges, ascending, with its `pointers`."""
+    """Add the rows of a piece, [k, f], to out[owner]; owner: of all edges, ascending, with its row pointers."""
     first, stop = piece
     low, high = 0, len(out)
     if owner.device.type == "cpu":  # a GPU adds up all rows sooner than the host knows which ones there are

@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch_geometric.utils import index_sort
 
 from ooc.graph.bag_sum import bag_sum
-from ooc.graph.blocks import pointers
+from ooc.graph.blocks import edges_by_source
 from ooc.models.dropout import Of, drop_positive, drop_positive_rows, dropout, level_of, next_draw, scale_of
 from ooc.models.kept_sums import neighbor_sum
 from ooc.runtime.crew import in_pieces, knows_threads, single_threaded
@@ -165,8 +164,8 @@ class _SageLayer(torch.autograd.Function):
             to_neighbor = grad.new_empty(len(grad), weight_neighbor.size(1))
             _by_rows(lambda part: torch.mm(grad[part], weight_neighbor, out=to_neighbor[part]), [grad], weight_neighbor.size(1))
             with _alone(to_neighbor.size(1) * len(value) * SUM_COST):
-                source, order = index_sort(edge_index[0], max_value=ctx.num_src, stable=True)
-                grad_x = bag_sum(edge_index[1][order], to_neighbor, pointers(source, ctx.num_src), value[order])
+                order, by_source = edges_by_source(edge_index[0], ctx.num_src)
+                grad_x = bag_sum(edge_index[1][order], to_neighbor, by_source, value[order])
             own = grad_x[: len(self_row)]
             _by_rows(lambda part: own[part].addmm_(grad[part], weight_self), [grad], weight_self.size(1))
         of_neighbor, of_self, of_bias = _weight_gradients(grad, (neighbor, self_row))

@@ -3,11 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
-from ooc.graph.blocks import pointers
+from ooc.graph.blocks import edges_by_source
 from ooc.models.builders import build_model
 from ooc.models.compile import compile_model, missing_tools
 from ooc.stores.errors import ConfigError
@@ -90,10 +93,11 @@ def test_a_module_of_its_own_is_compiled_whole(monkeypatch: pytest.MonkeyPatch) 
     assert compiled == [("Net", {"dynamic": True})] + [("Layer", {"dynamic": True})] * 3
 
 
-def test_pointers_are_the_same_under_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    ascending = torch.tensor([0, 0, 2, 5, 5, 5])
-    wanted = [0, 2, 2, 3, 3, 3, 6, 6]
-    assert pointers(ascending, 7).tolist() == wanted
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert pointers(ascending, 7).tolist() == wanted
-    assert pointers(ascending[:0], 2).tolist() == [0, 0, 0]
+@pytest.mark.parametrize("compiling", [False, True])
+@given(st.lists(st.integers(0, 6), max_size=40))
+def test_edges_are_sorted_by_source_and_keep_their_order(compiling: bool, sources: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+        order, indptr = edges_by_source(torch.tensor(sources, dtype=torch.int64), 7)
+    assert order.tolist() == np.argsort(np.array(sources, np.int64), kind="stable").tolist()
+    assert indptr.tolist() == [0, *np.cumsum(np.bincount(np.array(sources, np.int64), minlength=7)).tolist()]
