@@ -35,7 +35,7 @@ from ooc.stores.jit import kernel
 from tools.bench.lib.machine import describe
 from tools.bench.sampled.steps import loader_of, seeds_of_run, sums_of
 
-PRODUCTS = {"addmm", "addmm_", "mm"}
+PRODUCTS = {"addmm", "addmm_", "mm", "_linear_pointwise"}
 CHAIN, CHAIN_CYCLES = 20_000_000, 5
 """links of the chain that measures the clock; cycles of one, a shift, an xor and a multiplication, on x86 since 2010"""
 COPY_BYTES = 2**28

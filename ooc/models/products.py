@@ -1,0 +1,187 @@
+"""Products of rows and weights, in pieces that threads take in turn (`ooc.runtime.crew`), by the library that is fastest.
+
+torch multiplies float32 by MKL, which uses AVX-512 on Intel's processors alone. oneDNN, which torch has as well, uses it on
+AMD's too, and multiplies twice as fast there.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ooc.runtime.crew import in_pieces, knows_threads, single_threaded
+from ooc.stores.jit import kernel
+
+LEAST_PRODUCT = 2**24
+"""multiplications from which on a product is worth another thread: a third of a millisecond"""
+ROWS_AT_ONCE, FEWEST_COLUMNS = 512, 128
+"""of a piece: half a megabyte of output, and columns that MKL multiplies at 0.9 of its speed, more at all of it"""
+MOST_THREADS = 4
+"""that find pieces enough: gradients of 256 columns have four. More threads divide each product evenly, by OpenMP"""
+ROWS_ADDED, MOST_SUMS = 1024, 16
+"""rows that oneDNN adds to a weight's gradient at once, and sums of such, which threads make at once and are added at last"""
+Pair = tuple[Tensor, Tensor]
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def plain(x: Tensor) -> bool:
+    """Whether our kernels support the tensor."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
+
+
+def alone(work: int) -> AbstractContextManager[None]:
+    """Of operations with so many multiplications: in one thread, where waking others takes longer than they save."""
+    return single_threaded() if work < LEAST_PRODUCT else nullcontext()
+
+
+def added_products(bias: Tensor, pairs: Sequence[Tensor]) -> Tensor:
+    """bias + the sum of rows @ weight.T; pairs: rows, weight, rows, weight, ..."""
+    rows, weights = pairs[::2], pairs[1::2]
+    if not plain(bias):
+        out = torch.addmm(bias, rows[0], weights[0].t())
+        for each, weight in zip(rows[1:], weights[1:], strict=True):
+            out.addmm_(each, weight.t())
+        return out
+    out = bias.new_empty(len(rows[0]), len(bias))
+    multiply(out, list(zip(rows, weights, strict=True)), bias)
+    return out
+
+
+def multiply(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None = None, add: bool = False) -> None:
+    """Set out [n, g] to bias [g] (None: zeros) + the sum of rows @ weight.T over the pairs of rows [n, f] and weight [g, f].
+
+    add: add it to out instead, without bias. The bits do not depend on the number of threads.
+
+    >>> multiply(out, [(rows, weight)])
+    """
+    rows, columns = [each for each, _ in pairs], out.size(1)
+    product = _product_of(rows, columns)
+    if product is not None:
+        in_pieces([partial(_multiply_block, product, out, pairs, bias, add, *each) for each in _blocks(len(out))])
+        return
+    by_rows = partial(_multiply_rows, out, pairs, bias, add)
+    if _divided(rows, columns):
+        parts = [slice(begin, begin + ROWS_AT_ONCE) for begin in range(0, len(out), ROWS_AT_ONCE)]
+        in_pieces([partial(by_rows, part) for part in parts])
+        return
+    with alone(max(each.numel() for each in rows) * columns):
+        by_rows(slice(None))
+
+
+def weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
+    """grad.T @ each of the rows, and the sum of grad over its rows. The bits do not depend on the number of threads."""
+    width, sums = grad.size(1), grad.new_empty(grad.size(1))
+    of_bias = partial(torch.sum, grad, 0, out=sums)
+    product = _product_of(rows, width) if rows and plain(grad) and len(grad) >= ROWS_ADDED else None
+    if product is not None:
+        return [*_added_gradients(product, grad, rows, of_bias), sums]
+    if not (rows and plain(grad) and _divided(rows, width)):
+        with alone(max((each.numel() for each in rows), default=1) * width):
+            return [*(grad.t() @ each for each in rows), grad.sum(0)]
+    found = [grad.new_empty(width, each.size(1)) for each in rows]
+    ranges = -(-torch.get_num_threads() // len(rows))
+    columns = max(FEWEST_COLUMNS, -(-width // ranges))
+
+    def set_columns(out: Tensor, each: Tensor, begin: int) -> None:
+        end = begin + columns  # each number is one sum over all rows
+        torch.mm(grad[:, begin:end].t(), each, out=out[begin:end])
+
+    pairs = list(zip(found, rows, strict=True))
+    in_pieces([*(partial(set_columns, *pair, begin) for begin in range(0, width, columns) for pair in pairs), of_bias])
+    return [*found, sums]
+
+
+def _divided(rows: Sequence[Tensor], columns: int) -> bool:
+    """Whether products by MKL of these rows, to or from so many columns, are done in pieces; see `ooc.runtime.crew`."""
+    return _large(rows, columns) and torch.get_num_threads() <= MOST_THREADS and knows_threads()
+
+
+def _large(rows: Sequence[Tensor], columns: int) -> bool:
+    return all(plain(each) and each.numel() * columns >= LEAST_PRODUCT for each in rows)
+
+
+def _multiply_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bool, part: slice) -> None:
+    """`multiply` of a range of the rows, by MKL; the bits are those of all at once."""
+    for number, (rows, weight) in enumerate(pairs):
+        if number == 0 and bias is not None:
+            _fill(bias.detach().numpy(), out[part].numpy())
+        if number == 0 and bias is None and not add:
+            torch.mm(rows[part], weight.t(), out=out[part])
+        else:
+            out[part].addmm_(rows[part], weight.t())
+
+
+@kernel
+def _fill(row: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """out[i] = row; torch's own copy would take another thread."""
+    for i in range(len(out)):
+        for f in range(len(row)):
+            out[i, f] = row[f]
+
+
+@cache
+def _onednn() -> Product | None:
+    """rows, weight, bias -> rows @ weight.T + bias by oneDNN, where it is faster than MKL; as torch's compiler calls it."""
+    faster = torch.backends.cpu.get_cpu_capability() == "AVX512" and _made_by_amd()
+    call = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if faster else None
+    return None if call is None else lambda rows, weight, bias: call(rows, weight, bias, "none", [], "")
+
+
+def _made_by_amd() -> bool:
+    known = Path("/proc/cpuinfo")
+    return sys.platform == "linux" and known.exists() and "AuthenticAMD" in known.read_text()
+
+
+def _product_of(rows: Sequence[Tensor], columns: int) -> Product | None:
+    """oneDNN's product, for rows that it multiplies faster than MKL."""
+    fits = len(rows[0]) >= ROWS_AT_ONCE and _large(rows, columns) and torch.backends.mkldnn.enabled and knows_threads()
+    return _onednn() if fits else None
+
+
+def _blocks(size: int) -> Iterator[tuple[slice, slice]]:
+    """(rows to set, as many rows as any other block has, among which they are): oneDNN prepares each new shape."""
+    for begin in range(0, size, ROWS_AT_ONCE):
+        first = min(begin, size - ROWS_AT_ONCE)
+        yield slice(begin, first + ROWS_AT_ONCE), slice(first, first + ROWS_AT_ONCE)
+
+
+def _multiply_block(
+    product: Product, out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bool, part: slice, block: slice
+) -> None:
+    """`multiply` of one block by oneDNN."""
+    (rows, weight), *others = pairs
+    total = product(rows[block], weight, bias)
+    for rows, weight in others:
+        total += product(rows[block], weight, None)
+    own = total[part.start - block.start :]
+    if add:
+        out[part] += own
+    else:
+        out[part] = own
+
+
+def _added_gradients(product: Product, grad: Tensor, rows: Sequence[Tensor], beside: Callable[[], object]) -> list[Tensor]:
+    """grad.T @ each of the rows by oneDNN: sums of ranges of the rows, added at last. beside: one more piece."""
+    steps, width = len(grad) // ROWS_ADDED, grad.size(1)
+    ranges = min(MOST_SUMS, steps)
+    sums = [grad.new_zeros(ranges, width, each.size(1)) for each in rows]
+
+    def add(number: int) -> None:
+        for step in range(steps * number // ranges, steps * (number + 1) // ranges):
+            part = slice(step * ROWS_ADDED, (step + 1) * ROWS_ADDED)
+            turned = grad[part].t().contiguous()
+            for out, each in zip(sums, rows, strict=True):
+                out[number] += product(turned, each[part].t(), None)
+        if number == ranges - 1:  # the rows left over, whose number is another in every batch
+            for out, each in zip(sums, rows, strict=True):
+                out[number].addmm_(grad[steps * ROWS_ADDED :].t(), each[steps * ROWS_ADDED :])
+
+    in_pieces([*(partial(add, number) for number in range(ranges)), beside])
+    with single_threaded():
+        return [each.sum(0) for each in sums]
