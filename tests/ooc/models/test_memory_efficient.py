@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ooc.graph.blocks import Block
-from ooc.models import memory_efficient
 from ooc.models.builders import full_blocks
 from ooc.models.dropout import dropout
 from ooc.models.layers import autocast
@@ -55,42 +54,6 @@ def test_products_are_linear_maps_added(x_wanted: bool, precision: str) -> None:
     assert own.dtype == wanted.dtype
     assert torch.allclose(own, wanted)
     assert same(gradients(own, leaves), gradients(wanted, leaves))
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_products_in_pieces_have_the_bits_of_one_thread(threads: int) -> None:
-    """Rows and columns that pieces do not divide evenly, and products beside them that are too small."""
-    torch.manual_seed(0)
-    rows, wide, few = 2 * memory_efficient.ROWS_AT_ONCE + 77, 2 * memory_efficient.FEWEST_COLUMNS + 40, 8
-    x, y, z = torch.randn(rows, 120), torch.randn(rows, 100, requires_grad=True), torch.randn(rows, few)
-    bias, *weights = (torch.randn(wide, *size).requires_grad_() for size in ((), (120,), (100,), (few,)))
-    found = []
-    with settings_restored():
-        for count, least in ((1, 2**62), (threads, 2**20)):
-            torch.set_num_threads(count)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(memory_efficient, "LEAST_PRODUCT", least)
-                for pairs in ((x, weights[0], y, weights[1]), (x, weights[0], z, weights[2])):
-                    out = sum_of_products(bias, *pairs)
-                    found.append([out, *gradients(out, [bias, y, *weights])])
-    for one, pieces in zip(found[:2], found[2:], strict=True):
-        assert all((a is None) == (b is None) for a, b in zip(one, pieces, strict=True))
-        assert all(torch.equal(a, b) for a, b in zip(one, pieces, strict=True) if a is not None and b is not None)
-
-
-def test_products_in_pieces_have_the_type_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not torch's default one."""
-    monkeypatch.setattr(memory_efficient, "LEAST_PRODUCT", 1)
-    torch.manual_seed(0)
-    x, weight, bias = torch.randn(9, 5), torch.randn(7, 5).requires_grad_(), torch.randn(7).requires_grad_()
-    torch.set_default_dtype(torch.float64)
-    try:
-        out = sum_of_products(bias, x, weight)
-        found = gradients(out, [bias, weight])
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert torch.allclose(out, F.linear(x, weight, bias), atol=1e-6)
-    assert {each.dtype for each in (out, *found) if each is not None} == {torch.float32}
 
 
 @pytest.mark.parametrize("x_wanted", [True, False])

@@ -1,0 +1,120 @@
+"""Products in pieces, by either library: the values of float64, and bits that do not depend on threads."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ooc.models import products
+from ooc.models.memory_efficient import sum_of_products
+from ooc.models.products import multiply, weight_gradients
+from ooc.runtime.restoring import settings_restored
+from tests.ooc.models.test_memory_efficient import gradients
+
+needs_onednn = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch is built without oneDNN")
+
+
+@pytest.fixture
+def onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """oneDNN's product, whatever the processor is, for small products too; yields the rows of every one that it makes."""
+    used: list[int] = []
+
+    def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        used.append(len(rows))
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+        return out
+
+    monkeypatch.setattr(products, "_onednn", lambda: product)
+    monkeypatch.setattr(products, "LEAST_PRODUCT", 1)
+    with settings_restored():
+        yield used
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_products_by_mkl_in_pieces_have_the_bits_of_one_thread(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and columns that pieces do not divide evenly, and products beside them that are too small."""
+    torch.manual_seed(0)
+    rows, wide, few = 2 * products.ROWS_AT_ONCE + 77, 2 * products.FEWEST_COLUMNS + 40, 8
+    x, y, z = torch.randn(rows, 120), torch.randn(rows, 100, requires_grad=True), torch.randn(rows, few)
+    bias, *weights = (torch.randn(wide, *size).requires_grad_() for size in ((), (120,), (100,), (few,)))
+    found = []
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    with settings_restored():
+        for count, least in ((1, 2**62), (threads, 2**20)):
+            torch.set_num_threads(count)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(products, "LEAST_PRODUCT", least)
+                for pairs in ((x, weights[0], y, weights[1]), (x, weights[0], z, weights[2])):
+                    out = sum_of_products(bias, *pairs)
+                    found.append([out, *gradients(out, [bias, y, *weights])])
+    for one, pieces in zip(found[:2], found[2:], strict=True):
+        assert all((a is None) == (b is None) for a, b in zip(one, pieces, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(one, pieces, strict=True) if a is not None and b is not None)
+
+
+def test_products_in_pieces_have_the_type_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not torch's default one."""
+    monkeypatch.setattr(products, "LEAST_PRODUCT", 1)
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(9, 5), torch.randn(7, 5).requires_grad_(), torch.randn(7).requires_grad_()
+    torch.set_default_dtype(torch.float64)
+    try:
+        out = sum_of_products(bias, x, weight)
+        found = gradients(out, [bias, weight])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.allclose(out, F.linear(x, weight, bias), atol=1e-6)
+    assert {each.dtype for each in (out, *found) if each is not None} == {torch.float32}
+
+
+@needs_onednn
+@pytest.mark.parametrize("size", [512, 1024, 3 * 1024 + 77, 20 * 1024 + 1])
+def test_products_by_onednn_are_those_of_float64_and_of_any_number_of_threads(onednn: list[int], size: int) -> None:
+    torch.manual_seed(0)
+    x, y, grad = torch.randn(size, 12), torch.randn(size, 9), torch.randn(size, 20)
+    bias, of_x, of_y, before = torch.randn(20), torch.randn(20, 12), torch.randn(20, 9), torch.randn(size, 20)
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        out, added = torch.empty(size, 20), before.clone()
+        multiply(out, [(x, of_x), (y, of_y)], bias)
+        multiply(added, [(grad, torch.eye(20).t())], add=True)
+        found.append([out, added, *weight_gradients(grad, [x, y])])
+    assert {512} <= {*onednn} <= {512, 20}, "all shapes are the same, but for those of gradients"
+    assert (20 in onednn) == (size >= products.ROWS_ADDED)
+    x, y, wide = x.double(), y.double(), grad.double()
+    wanted = [
+        x @ of_x.double().t() + y @ of_y.double().t() + bias, before + wide,
+        wide.t() @ x, wide.t() @ y, wide.sum(0),
+    ]  # fmt: skip
+    for own, exact in zip(found[0], wanted, strict=True):
+        assert torch.allclose(own.double(), exact, atol=1e-5 * size**0.5)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+@needs_onednn
+def test_few_rows_and_a_torch_that_is_not_to_use_onednn_have_products_by_mkl(
+    onednn: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight = torch.randn(511, 4), torch.randn(3, 4)
+    out = torch.empty(511, 3)
+    multiply(out, [(x, weight)])
+    assert torch.allclose(out, F.linear(x, weight), atol=1e-6)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    multiply(torch.empty(1024, 3), [(torch.randn(1024, 4), weight)])
+    assert not onednn
+
+
+@needs_onednn
+def test_gradients_of_a_sum_of_products_by_onednn_are_those_of_autograd(onednn: list[int]) -> None:
+    torch.manual_seed(0)
+    leaves = [torch.randn(*shape).requires_grad_() for shape in ((7,), (1100, 5), (7, 5), (1100, 6), (7, 6))]
+    own = gradients(sum_of_products(*leaves), leaves)
+    wanted = gradients(F.linear(leaves[1], leaves[2], leaves[0]) + F.linear(leaves[3], leaves[4]), leaves)
+    assert onednn
+    for a, b in zip(own, wanted, strict=True):
+        assert a is not None
+        assert b is not None
+        assert torch.allclose(a, b, atol=1e-3, rtol=1e-4)
