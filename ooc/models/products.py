@@ -168,19 +168,19 @@ def _multiply_block(
 
 def _added_gradients(product: Product, grad: Tensor, rows: Sequence[Tensor], beside: Callable[[], object]) -> list[Tensor]:
     """grad.T @ each of the rows by oneDNN: sums of ranges of the rows, added at last. beside: one more piece."""
-    steps, width = len(grad) // ROWS_ADDED, grad.size(1)
+    size, width = grad.shape
+    steps = -(-size // ROWS_ADDED)
     ranges = min(MOST_SUMS, steps)
     sums = [grad.new_zeros(ranges, width, each.size(1)) for each in rows]
 
     def add(number: int) -> None:
         for step in range(steps * number // ranges, steps * (number + 1) // ranges):
-            part = slice(step * ROWS_ADDED, (step + 1) * ROWS_ADDED)
+            first = min(step * ROWS_ADDED, size - ROWS_ADDED)
+            part = slice(first, first + ROWS_ADDED)
             turned = grad[part].t().contiguous()
+            turned[:, : step * ROWS_ADDED - first] = 0  # rows of the last but one: each shape is prepared once
             for out, each in zip(sums, rows, strict=True):
                 out[number] += product(turned, each[part].t(), None)
-        if number == ranges - 1:  # the rows left over, whose number is another in every batch
-            for out, each in zip(sums, rows, strict=True):
-                out[number].addmm_(grad[steps * ROWS_ADDED :].t(), each[steps * ROWS_ADDED :])
 
     in_pieces([*(partial(add, number) for number in range(ranges)), beside])
     with single_threaded():

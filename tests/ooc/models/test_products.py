@@ -82,7 +82,7 @@ def test_products_by_onednn_are_those_of_float64_and_of_any_number_of_threads(on
         multiply(out, [(x, of_x), (y, of_y)], bias)
         multiply(added, [(grad, torch.eye(20).t())], add=True)
         found.append([out, added, *weight_gradients(grad, [x, y])])
-    assert {512} <= {*onednn} <= {512, 20}, "all shapes are the same, but for those of gradients"
+    assert {512} <= {*onednn} <= {512, 20}, "blocks of one size, and turned gradients"
     assert (20 in onednn) == (size >= products.ROWS_ADDED)
     x, y, wide = x.double(), y.double(), grad.double()
     wanted = [
