@@ -24,8 +24,10 @@ ROWS_AT_ONCE, FEWEST_COLUMNS = 512, 128
 """of a piece: half a megabyte of output, and columns that MKL multiplies at 0.9 of its speed, more at all of it"""
 MOST_THREADS = 4
 """that find pieces enough: gradients of 256 columns have four. More threads divide each product evenly, by OpenMP"""
-ROWS_ADDED, MOST_SUMS = 1024, 16
-"""rows that oneDNN adds to a weight's gradient at once, and sums of such, which threads make at once and are added at last"""
+LEAST_BY_ONEDNN = 2**22
+"""multiplications from which on oneDNN takes less than MKL in one thread, a call included"""
+MOST_SUMS = 16
+"""sums of a weight's gradient that threads make at once; they are added at last"""
 Pair = tuple[Tensor, Tensor]
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -63,7 +65,8 @@ def multiply(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None = None, add
     rows, columns = [each for each, _ in pairs], out.size(1)
     product = _product_of(rows, columns)
     if product is not None:
-        in_pieces([partial(_multiply_block, product, out, pairs, bias, add, *each) for each in _blocks(len(out))])
+        pieces = [partial(_multiply_block, product, out, pairs, bias, add, *each) for each in _blocks(len(out))]
+        in_pieces(pieces, _threads(rows, columns))
         return
     by_rows = partial(_multiply_rows, out, pairs, bias, add)
     if _divided(rows, columns):
@@ -78,7 +81,7 @@ def weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     """grad.T @ each of the rows, and the sum of grad over its rows. The bits do not depend on the number of threads."""
     width, sums = grad.size(1), grad.new_empty(grad.size(1))
     of_bias = partial(torch.sum, grad, 0, out=sums)
-    product = _product_of(rows, width) if rows and plain(grad) and len(grad) >= ROWS_ADDED else None
+    product = _product_of(rows, width) if rows and plain(grad) else None
     if product is not None:
         return [*_added_gradients(product, grad, rows, of_bias), sums]
     if not (rows and plain(grad) and _divided(rows, width)):
@@ -99,11 +102,16 @@ def weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
 
 def _divided(rows: Sequence[Tensor], columns: int) -> bool:
     """Whether products by MKL of these rows, to or from so many columns, are done in pieces; see `ooc.runtime.crew`."""
-    return _large(rows, columns) and torch.get_num_threads() <= MOST_THREADS and knows_threads()
+    return _large(rows, columns, LEAST_PRODUCT) and torch.get_num_threads() <= MOST_THREADS and knows_threads()
 
 
-def _large(rows: Sequence[Tensor], columns: int) -> bool:
-    return all(plain(each) and each.numel() * columns >= LEAST_PRODUCT for each in rows)
+def _large(rows: Sequence[Tensor], columns: int, least: int) -> bool:
+    return all(plain(each) and each.numel() * columns >= least for each in rows)
+
+
+def _threads(rows: Sequence[Tensor], columns: int) -> int:
+    """That share the pieces of such products."""
+    return torch.get_num_threads() if _large(rows, columns, LEAST_PRODUCT) else 1
 
 
 def _multiply_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bool, part: slice) -> None:
@@ -140,8 +148,8 @@ def _made_by_amd() -> bool:
 
 def _product_of(rows: Sequence[Tensor], columns: int) -> Product | None:
     """oneDNN's product, for rows that it multiplies faster than MKL."""
-    fits = len(rows[0]) >= ROWS_AT_ONCE and _large(rows, columns) and torch.backends.mkldnn.enabled and knows_threads()
-    return _onednn() if fits else None
+    fits = len(rows[0]) >= ROWS_AT_ONCE and _large(rows, columns, LEAST_BY_ONEDNN)
+    return _onednn() if fits and torch.backends.mkldnn.enabled and knows_threads() else None
 
 
 def _blocks(size: int) -> Iterator[tuple[slice, slice]]:
@@ -169,19 +177,19 @@ def _multiply_block(
 def _added_gradients(product: Product, grad: Tensor, rows: Sequence[Tensor], beside: Callable[[], object]) -> list[Tensor]:
     """grad.T @ each of the rows by oneDNN: sums of ranges of the rows, added at last. beside: one more piece."""
     size, width = grad.shape
-    steps = -(-size // ROWS_ADDED)
+    steps = -(-size // ROWS_AT_ONCE)
     ranges = min(MOST_SUMS, steps)
     sums = [grad.new_zeros(ranges, width, each.size(1)) for each in rows]
 
     def add(number: int) -> None:
         for step in range(steps * number // ranges, steps * (number + 1) // ranges):
-            first = min(step * ROWS_ADDED, size - ROWS_ADDED)
-            part = slice(first, first + ROWS_ADDED)
+            first = min(step * ROWS_AT_ONCE, size - ROWS_AT_ONCE)
+            part = slice(first, first + ROWS_AT_ONCE)
             turned = grad[part].t().contiguous()
-            turned[:, : step * ROWS_ADDED - first] = 0  # rows of the last but one: each shape is prepared once
+            turned[:, : step * ROWS_AT_ONCE - first] = 0  # rows of the last but one: each shape is prepared once
             for out, each in zip(sums, rows, strict=True):
                 out[number] += product(turned, each[part].t(), None)
 
-    in_pieces([*(partial(add, number) for number in range(ranges)), beside])
+    in_pieces([*(partial(add, number) for number in range(ranges)), beside], _threads(rows, width))
     with single_threaded():
         return [each.sum(0) for each in sums]
