@@ -1,6 +1,7 @@
 """The verbs that train, plan, report and predict."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -176,6 +177,8 @@ def plan(
         refused = [f"{each.mode} is not possible: {name_flags(each.fix)}" for each in choice.candidates if each.fix is not None]
         command = f"  ooc train {settings.store} {choice.best.flags}"
         console.print("\n".join([*refused, choice.reason, command]), markup=False, soft_wrap=True)
+    if (advice := getattr(result, "advice", None)) is not None:
+        result = replace(result, advice=name_flags(advice))
     for each in tables(result):
         console.print(each)
 

@@ -84,6 +84,8 @@ TECHNIQUES: dict[str, Technique] = {
     "history": _mode("history", "parts, with their neighbors' inner rows from disk", _in_parts),
 }
 """By name, in the order of the table."""
+RECOMPUTING = {"checkpointing", "checkpointing-sqrt", "checkpointing-auto"}
+"""those that recompute layers: `activation_checkpointing`"""
 
 
 def compared_in(store: Path | None) -> Path | None:

@@ -7,10 +7,10 @@ from typing import Any
 from torch_geometric.data import HeteroData
 
 from ooc.models.hetero import inputs_of
-from ooc.models.recomputation import Recomputation
+from ooc.models.recomputation import Given, Recomputation
 from ooc.models.user_models import kind_of
 from ooc.planning.measure_layers import MeasuredLayers, degrees_of, measured_layers, size_of
-from ooc.planning.recomputation_plan import LayerCosts, RecomputationPlan, Size, plan_recomputation, predicted
+from ooc.planning.recomputation_plan import LayerCosts, RecomputationPlan, Size, StepCost, plan_recomputation, predicted
 from ooc.runtime.memory import cuda_bytes
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.stores.errors import ConfigError
@@ -25,10 +25,16 @@ def _nothing() -> int:
     return 0
 
 
+def runs_by_layers(model: Any) -> bool:
+    """Whether a model's layers can be run one by one."""
+    return hasattr(model, "layers") and (
+        kind_of(model) == "layers" or "checkpoint" in inspect.signature(model.forward).parameters
+    )
+
+
 def check_layers(model: Any) -> None:
     """Raise ConfigError for a model whose layers cannot be run one by one."""
-    parameters = () if kind_of(model) == "layers" else inspect.signature(model.forward).parameters
-    if not hasattr(model, "layers") or (kind_of(model) != "layers" and "checkpoint" not in parameters):
+    if not runs_by_layers(model):
         raise ConfigError(
             f"layers are measured to decide which are recomputed, and {type(model).__name__} has its own forward: leave "
             "activation_checkpointing out, or give the model a ModuleList `self.layers` and no forward"
@@ -98,6 +104,12 @@ class RecomputationPlanner:
             self.plan, self._sizes = plan_recomputation(costs, self.room, fixed, least), sizes
             self.plans += 1
         return self.plan.recomputation
+
+    def predict(self, given: Given) -> StepCost:
+        """What the batch that was measured last takes, recomputed as `given` says."""
+        assert self._measured is not None
+        costs, fixed, least = self._measured
+        return predicted(costs, Recomputation.of(given, len(costs)), fixed, least)
 
     def _holds(self, plan: RecomputationPlan, sizes: Sequence[Size]) -> bool:
         """Whether a plan is good for a batch of other sizes."""

@@ -33,7 +33,8 @@ from ooc.models.quantization import kept_share
 from ooc.models.recomputation import Given
 from ooc.models.reversible import WIDTHS_ALIVE
 from ooc.models.user_models import edge_features_for, forward_batch
-from ooc.planning.recomputation import RecomputationPlanner, planner_for
+from ooc.planning.first_step import check_first_step
+from ooc.planning.recomputation import RecomputationPlanner, planner_for, runs_by_layers
 from ooc.runtime.clock import write_trace
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import Blocks, keep_large_blocks
@@ -65,6 +66,8 @@ class BatchMode(BatchPlanning):
     loader: BatchLoader
     whole_subgraphs: ClassVar[bool] = False
     """whether every layer computes every node of a batch"""
+    checks_step: ClassVar[bool] = True
+    """whether the first step is refused where its layers, one behind the other on the batch's blocks, do not fit the memory"""
     pools: ClassVar[bool] = False
     """whether feature rows may stay on a GPU"""
     out: Path
@@ -96,6 +99,7 @@ class BatchMode(BatchPlanning):
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.accumulate = config.accumulate
         self.planner = self._make_planner()
+        self.unchecked = self.checks_step and self._knows_activations()
 
     def _check_types(self) -> None:
         """Raise ConfigError for settings that do not apply to the types of nodes that the store has."""
@@ -147,14 +151,24 @@ class BatchMode(BatchPlanning):
         keeps = next((each.keeps_blocks for each in loaders if each.keeps_blocks is not None), None)
         if self.config.activation_checkpointing != "none" and self.config.memory is not None:
             keeps = Blocks.RETURN  # cached blocks between those that stay take what recomputing saves (measured)
-        for each in loaders:
-            each.keeps_blocks = keeps
         if keeps is not None:
-            keep_large_blocks(keeps)  # a profile of the run has no epoch that begins
+            self._keep_blocks(keeps)
+
+    def _keep_blocks(self, keeps: Blocks) -> None:
+        """Set a policy for freed blocks now, as a profile of the run has no epoch that begins, and in every epoch."""
+        for each in (self.loader, *self.evaluators.values()):
+            each.keeps_blocks = keeps
+        keep_large_blocks(keeps)
 
     def _make_planner(self) -> RecomputationPlanner | None:
         """What plans the activations that are kept, where that is asked for."""
         return planner_for(self.layered, self.budget) if self.config.activation_checkpointing == "auto" else None
+
+    def _knows_activations(self) -> bool:
+        """Whether the memory was given, and layers can be measured one by one and take as much in a step."""
+        config = self.config
+        others = config.compile or config.compress is not None or config.is_reversible
+        return config.memory is not None and self.budget.device is None and not others and runs_by_layers(self.layered)
 
     def _activations(self) -> float:
         """A batch's activations, of what they are without compression."""
@@ -340,9 +354,13 @@ class BatchMode(BatchPlanning):
 
     def recomputation(self, batch: Any) -> Given:
         """What of the batch's forward pass is computed again in the backward pass."""
-        if self.planner is not None:
-            return self.planner(self.layered, batch)
-        return _RECOMPUTED[self.config.activation_checkpointing]
+        planner, given = self.planner, _RECOMPUTED.get(self.config.activation_checkpointing, False)
+        if self.unchecked:
+            self.unchecked = False
+            measuring = planner or planner_for(self.layered, self.budget)
+            if check_first_step(measuring, self.layered, batch, None if planner else given, self.budget.memory):
+                self._keep_blocks(Blocks.RETURN)
+        return given if planner is None else planner(self.layered, batch)
 
     @property
     def layered(self) -> torch.nn.Module:

@@ -48,6 +48,8 @@ class BatchPlanning(NodeMode):
     tables: EmbeddingTables
     table_shapes: dict[str, tuple[int, int]]
     planner: RecomputationPlanner | None
+    unchecked: bool
+    """whether the first step, and so what it takes, is still to come"""
     prefers_exact: ClassVar[bool] = True
     """whether exact scores are the mode's choice where the settings are open"""
     loses: ClassVar[bool] = False
@@ -128,7 +130,7 @@ class BatchPlanning(NodeMode):
         other = copy(self)
         other.ranks = ALONE
         other.model = self._make_model()
-        other.planner = other._make_planner()
+        other.planner, other.unchecked = other._make_planner(), False
         other.tables = EmbeddingTables.trial(self.table_shapes, self.config.seed, self.config.optimizer)
         other.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.precision == "fp16")
         return other

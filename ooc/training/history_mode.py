@@ -49,6 +49,7 @@ class HistoryMode(PartMode):
     """Parts with their halo; see `Mode`."""
 
     loader: HaloLoader
+    checks_step = False
     ranked = True
     traits = ModeTraits(
         1,

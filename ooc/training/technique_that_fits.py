@@ -1,10 +1,12 @@
 """Which technique against memory would make a plan fit that does not."""
 
+from pathlib import Path
 from typing import cast
 
 from ooc.config.base import RunConfig
 from ooc.config.nodes import TrainConfig
-from ooc.config.techniques import PLAIN, TECHNIQUES, with_technique
+from ooc.config.techniques import PLAIN, RECOMPUTING, TECHNIQUES, with_technique
+from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.working import scratch_folder
 from ooc.training.compare_modes import COMPARE_SECONDS
@@ -13,7 +15,8 @@ from ooc.training.open_run import open_dataset
 
 
 def technique_that_fits(config: RunConfig) -> str:
-    """Return what to add to the message of a plan that does not fit: the first technique that would, or nothing.
+    """Return what to add to the message of a plan that does not fit: the first technique that would, and the first way to
+    recompute layers that would, or nothing.
 
     Each technique is composed and profiled briefly, as `ooc plan` does, in the order of `TECHNIQUES`; nothing is left on disk.
 
@@ -22,19 +25,25 @@ def technique_that_fits(config: RunConfig) -> str:
     """
     if not config.has_techniques:
         return ""
+    found: dict[str, RunConfig] = {}
     with scratch_folder(None, "ooc-plan") as folder, open_dataset(config) as dataset:
         for name in TECHNIQUES:
-            if name == PLAIN:
-                continue
-            try:
-                made = with_technique(cast(TrainConfig, config), name, dataset.manifest.parts)
-                with planning(made, folder / name, dataset) as mode:
-                    fits = not mode.predict(COMPARE_SECONDS, variants=False).needs_more
-            except (BudgetError, ConfigError):
-                continue
-            if fits:
-                return f"; or with technique {name}: {_changes(config, made)}"
-    return ""
+            made = None if name == PLAIN or (found and name not in RECOMPUTING) else _fitting(config, name, folder, dataset)
+            if made is not None:
+                found[name] = made
+            if RECOMPUTING & found.keys():
+                break
+    return "".join(f"; or with technique {name}: {_changes(config, made)}" for name, made in found.items())
+
+
+def _fitting(config: RunConfig, name: str, folder: Path, dataset: Dataset) -> RunConfig | None:
+    """The settings with a technique, if they apply and their plan fits."""
+    try:
+        made = with_technique(cast(TrainConfig, config), name, dataset.manifest.parts)
+        with planning(made, folder / name, dataset) as mode:
+            return None if mode.predict(COMPARE_SECONDS, variants=False).needs_more else made
+    except (BudgetError, ConfigError):
+        return None
 
 
 def _changes(config: RunConfig, made: RunConfig) -> str:
