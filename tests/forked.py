@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = ["ooc.cli.main", "ooc.training.loop", "ooc.training.open_run", "ooc.training.infer", "ooc.stores.ingest", "zarr"]
-_context: ForkServerContext = multiprocessing.get_context("forkserver")
+FORKED = "forkserver"
+"""method that starts such a process, of `multiprocessing`"""
+_context: ForkServerContext = multiprocessing.get_context(FORKED)
 _context.set_forkserver_preload(PRELOADED)
 
 

@@ -13,7 +13,7 @@ from hypothesis import settings
 
 T = TypeVar("T")
 QUICK = os.environ.get("OOC_TESTS") == "quick"
-EXAMPLES = 6
+EXAMPLES = 4
 """of a law that hypothesis tries, where it is quick"""
 
 

@@ -177,9 +177,8 @@ def plan(
         refused = [f"{each.mode} is not possible: {name_flags(each.fix)}" for each in choice.candidates if each.fix is not None]
         command = f"  ooc train {settings.store} {choice.best.flags}"
         console.print("\n".join([*refused, choice.reason, command]), markup=False, soft_wrap=True)
-    if (advice := getattr(result, "advice", None)) is not None:
-        result = replace(result, advice=name_flags(advice))
-    for each in tables(result):
+    advised = hasattr(result, "advice")
+    for each in tables(replace(cast(Any, result), advice=name_flags(cast(Any, result).advice)) if advised else result):
         console.print(each)
 
 

@@ -56,6 +56,7 @@ def all_there(batch: Any, device: PretendedDevice) -> bool:
     return all(found)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_SHORT else pytest.mark.slow) for name in LOADERS])
 def test_batches_are_the_cpu_s_and_the_loop_does_not_wait(stores: dict[str, Path], name: str) -> None:  # noqa: F811
     store, make = LOADERS[name]

@@ -223,6 +223,7 @@ def trained(stores: dict[str, Path], tmp_path: Path) -> Callable[[str], tuple[Pa
     return make
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", some(["sage", "gcn, weights", "gat", "types", "links", "edges", "graphs"]))
 @pytest.mark.parametrize("verb", ["infer", "embed"])
 def test_outputs_of_all_nodes_are_computed_on_the_device(trained: Any, kind: str, verb: str) -> None:
@@ -270,6 +271,7 @@ def test_runs_sampled_on_the_device_have_the_same_bits(stores: dict[str, Path], 
         train(class_of(given)(**given, out=tmp_path / "no", device="cpu", sample_device="cuda"))
 
 
+@pytest.mark.slow
 def test_runs_on_a_gpu_too_small_for_the_edges_have_the_same_bits(
     stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +292,7 @@ def test_runs_on_a_gpu_too_small_for_the_edges_have_the_same_bits(
     assert len({each[REGISTERED] for each in counted.epochs}) == 1, device.counts.told(REGISTERED)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", some(KINDS))
 def test_losses_are_the_cpu_s_and_steps_do_not_wait(stores: dict[str, Path], tmp_path: Path, kind: str) -> None:
     check_losses(stores, tmp_path, kind)
@@ -308,6 +311,7 @@ def test_rows_that_do_not_all_fit_the_device(
 PULLING = {"history": "history.halo", "events": "temporal.node_memory", "windows": "temporal.window_task"}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("kind", "module"), PULLING.items())
 def test_rows_of_histories_and_of_node_memory_are_booked(
     stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, module: str

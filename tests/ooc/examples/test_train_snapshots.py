@@ -13,6 +13,7 @@ from ooc.training.checkpoint import read_metrics
 COLUMNS = {"src": "column0", "dst": "column1", "time": "column2"}
 
 
+@pytest.mark.slow
 def test_the_script_ingests_trains_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,8 +9,7 @@ import torch
 from torch import distributed, multiprocessing
 
 from ooc.runtime.ranks import Ranks
-
-SECONDS = 120
+from tests.forked import FORKED
 
 
 def run_over(ranks: int, work: Callable[..., Any], *arguments: Any, folder: Path) -> list[Any]:
@@ -19,7 +18,7 @@ def run_over(ranks: int, work: Callable[..., Any], *arguments: Any, folder: Path
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     folder.mkdir(parents=True, exist_ok=True)
-    multiprocessing.spawn(_one, (ranks, port, work, arguments, folder), nprocs=ranks)
+    multiprocessing.start_processes(_one, (ranks, port, work, arguments, folder), nprocs=ranks, start_method=FORKED)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 

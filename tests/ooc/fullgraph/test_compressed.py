@@ -39,6 +39,7 @@ def step(full: FullGraph, ds: Dataset, saved: TensorPlacement, seed: int = 7) ->
     return loss, torch.cat([grad.flatten() for grad in gradients(full.model).values()])
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ["sage", "gin", "gcn", "gat"])
 def test_a_compressed_step_has_the_loss_and_nearly_the_gradient(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -24,6 +24,7 @@ def most_on_disk(full: FullGraph) -> int:
     return max(sample.disk for sample in full.traffic.samples) - taken
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("settings", [{}, {"norm": "batch", "residual": True}], ids=["plain", "added"])
 def test_files_go_with_their_values_where_the_disk_has_room_for_no_more(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]

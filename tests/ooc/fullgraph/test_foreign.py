@@ -87,6 +87,7 @@ def step(ds: Dataset, folder: Path, make: Callable[[], nn.Module], where: Tensor
         return full.step(LossOf(ds)), gradients(model)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("make", [encoded, activated, gathering])
 def test_torchs_own_dropout_is_replayed_where_rows_are_computed_again(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module]

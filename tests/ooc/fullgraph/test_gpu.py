@@ -23,6 +23,7 @@ from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import LossOf, agree, cut_into, gradients, make, store_of, whole
 from tests.ooc.runs import KillAt, Killed, curve
 from tests.pretended_cuda import SYNC, pretended_cuda
+from tests.scale import some
 
 ROOM, MUCH = 800_000, 10**8
 MORE = ("gcn", "gin", "gcnii")
@@ -58,6 +59,7 @@ def in_ram(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("name", ["sage", "gat", *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_gradients_do_not_depend_on_where_values_are_kept(
@@ -76,7 +78,7 @@ def test_gradients_do_not_depend_on_where_values_are_kept(
         value, expected = whole(model, ds, torch.float32)
         first: dict[str, torch.Tensor] = {}
         losses = []
-        for where, rest in itertools.product(SAVED, (TensorPlacement.RETAINED, TensorPlacement.DEVICE)):
+        for where, rest in some(itertools.product(SAVED, (TensorPlacement.RETAINED, TensorPlacement.DEVICE)), 3):
             copied.clear()
             in_ram.clear()
             model.load_state_dict(state)
@@ -100,6 +102,7 @@ def test_gradients_do_not_depend_on_where_values_are_kept(
             assert all(torch.equal(found[key], gradient) for key, gradient in first.items())
 
 
+@pytest.mark.slow
 def test_a_plan_takes_the_gpu_s_memory_where_there_is_enough(make_store: MakeStore, tmp_path: Path) -> None:
     with Dataset.open(store_of(make_store)) as ds, pretended_cuda():
         model = make("sage", dropout=0.3).to("cuda")
@@ -116,6 +119,7 @@ def test_a_plan_takes_the_gpu_s_memory_where_there_is_enough(make_store: MakeSto
                 full.step(LossOf(ds))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", ["sage", "gat"])
 def test_a_killed_run_goes_on_with_another_gpu_memory(make_store: MakeStore, tmp_path: Path, model: str) -> None:
     store = make_store(num_nodes=300, num_edges=2000)
@@ -196,6 +200,7 @@ def test_what_is_copied_to_the_gpu_is_reported_and_copied_once(make_store: MakeS
             assert not {"features", "edges"} & set(told)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
 def test_a_step_waits_once_or_for_each_chunk_and_operation(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: list[int], name: str

@@ -153,7 +153,7 @@ def test_every_fate_with_dropout_and_norms(
             torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10, msg=key)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["sage", "gcn", "gin", "gcnii", "appnp"])
 def test_a_step_is_the_same_to_the_bit_in_any_memory_and_place(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -180,6 +180,7 @@ def test_a_step_is_the_same_to_the_bit_in_any_memory_and_place(
                 assert torch.equal(gradient, seen[0][1][key]), key
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("where", [TensorPlacement.RETAINED, TensorPlacement.DISK])
 def test_steps_that_follow_begin_anew(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: TensorPlacement

@@ -59,6 +59,7 @@ def stepped(
         return loss, gradients(model)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("groups", [2, 4])
 @pytest.mark.parametrize("name", ["revsage", "revgat", "revgcn"])
 def test_gradients_are_those_of_the_model_in_memory(
@@ -110,6 +111,7 @@ def test_what_autograd_keeps_of_inverted_rows_is_recomputed(make_store: MakeStor
         assert allowed["rows3"] == (RETAINED, DISK), "the last layer's rows: what those below are made again from"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("where", [RETAINED, DISK])
 def test_bytes_do_not_grow_with_depth(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: TensorPlacement
@@ -196,6 +198,7 @@ def killing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, at: int) -> 
     monkeypatch.setattr(owner, name, call)
 
 
+@pytest.mark.slow
 def test_steps_without_a_plan_keep_all_rows_where_they_fit_and_invert_them_elsewhere(
     make_store: MakeStore, tmp_path: Path
 ) -> None:

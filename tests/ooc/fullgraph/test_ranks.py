@@ -68,6 +68,7 @@ def equal_one_process(cases: list[tuple[Any, ...]], world_size: int, folder: Pat
                 torch.testing.assert_close(rank[2][name], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_ranks_equal_one_process(make_store: MakeStore, tmp_path: Path) -> None:
     cases = [(store_of(make_store, weighted=True), "gcn", SETTINGS[2], TensorPlacement.DISK)]
     equal_one_process(cases, 2, tmp_path)

@@ -80,7 +80,7 @@ def killing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, at: int, aft
     monkeypatch.setattr(owner, name, call)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("name", "settings", "placements", "other"), CASES)
 def test_a_killed_step_goes_on(
@@ -195,6 +195,7 @@ def test_a_step_goes_on_in_another_memory_and_skips_nothing(
                 assert torch.equal(gradients(model)[key], gradient), key
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager")
 def test_a_damaged_note_is_no_note(make_store: MakeStore, tmp_path: Path) -> None:
     with Dataset.open(store_of(make_store)) as ds:

@@ -86,7 +86,7 @@ def exact(run: Run) -> torch.Tensor:
     return found
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_with_fresh_histories_a_batch_is_exact(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
@@ -116,6 +116,7 @@ def test_with_fresh_histories_a_batch_is_exact(
             assert max(found) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -155,6 +156,7 @@ def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edge_tiles, "PIECE_BYTES", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("evaluate", ["sampled", "layerwise"])
 def test_a_refresh_goes_on_where_it_was_killed(

@@ -87,7 +87,7 @@ def close(out: np.ndarray, expected: Tensor) -> None:
     np.testing.assert_allclose(out / scale, expected.numpy() / scale, atol=1e-5, rtol=0)
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("weighted", "loops"), [(False, True), (True, False), (True, True)])
 @pytest.mark.usefixtures("small_parts")
@@ -104,6 +104,7 @@ def test_a_sweep_equals_the_whole_graph(make_store: MakeStore, tmp_path: Path, n
             assert sweep.plan.layers[0].rows < N
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "float64"])
 @pytest.mark.parametrize("name", ["sage", "gat", "gcnii"])
 @pytest.mark.usefixtures("small_parts")
@@ -226,6 +227,7 @@ def test_a_sweep_goes_on_where_it_stopped(make_store: MakeStore, tmp_path: Path,
         close(out, whole(model, ds))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("other", ["another model", "less memory"])
 @pytest.mark.parametrize("stops", [2, 7])
 @pytest.mark.usefixtures("small_parts")

@@ -51,6 +51,7 @@ def test_batches_are_the_events_in_order_and_times_stay_whole(store: Path, edges
         assert sizes == [32] * 12 + [16]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["t", "id", "src_"])
 def test_a_column_does_not_take_a_fields_place(edges: Edges, tmp_path: Path, name: str) -> None:
     """ "t" is the events' time, "id" of past events would be edge_id; "src_" is only like one."""
@@ -231,6 +232,7 @@ def test_the_future_changes_no_batch(tmp_path: Path, edges: Edges) -> None:
             assert torch.equal(getattr(a, name), getattr(b, name)), name
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
 def test_how_features_are_stored_tells_nothing_of_later_events(tmp_path: Path, dtype: str) -> None:
     """Later events with values a thousand times as large: those before are stored as they were, to the bit."""

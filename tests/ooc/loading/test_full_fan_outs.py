@@ -87,6 +87,7 @@ def hetero(tmp_path_factory: pytest.TempPathFactory) -> tuple[HeteroData, Path]:
     return data, path
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["rsage", "rgcn", "hgt"])
 def test_nodes_of_several_types(hetero: tuple[HeteroData, Path], name: str) -> None:
     data, path = hetero

@@ -72,6 +72,7 @@ def test_batches_are_those_of_pygs_loader(ds: Dataset, graphs: list[Data]) -> No
         assert batch.graph_id.tolist() == list(range(32 * at, min(32 * at + 32, COUNT)))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("batch_size", [7, 64, COUNT])
 def test_shuffled_batches_hold_each_graph_once(ds: Dataset, graphs: list[Data], short_runs: None, batch_size: int) -> None:
     loader = GraphLoader(ds, batch_size=batch_size, shuffle=True, seed=3, shuffle_block=BLOCK)
@@ -172,7 +173,7 @@ def test_edge_ids_are_positions_in_the_input(ds: Dataset, graphs: list[Data]) ->
         assert bool((batch.e_id >= low).all())
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("after", [0, 1, 7, 12, 14])
 def test_a_loader_resumes_where_it_stood(ds: Dataset, short_runs: None, after: int) -> None:
     settings: dict[str, Any] = {"batch_size": 20, "shuffle": True, "seed": 2, "shuffle_block": BLOCK}

@@ -202,6 +202,7 @@ def test_draws_are_those_of_the_sampler(ds: Dataset) -> None:
         assert np.array_equal(block.weight_sum, graphs[WRITES].weight_sum[batch["paper"].n_id[: block.num_dst]])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("batch_size", "max_batch"), [(7, 130_000), (16, 200_000), (40, 10**7)])
 def test_batches_do_not_depend_on_the_memory_or_where_rows_are(
     path: Path, resident: Dataset, batch_size: int, max_batch: int, monkeypatch: pytest.MonkeyPatch
@@ -500,6 +501,7 @@ def test_bidirectional_batches_have_the_edges_of_the_reverse_type(ds: Dataset) -
         assert torch.equal(batch[ABOUT].edge_index, one_way[ABOUT].edge_index)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_batches_have_edge_attr_by_type(tmp_path: Path, in_memory: bool) -> None:
     rng = np.random.default_rng(4)

@@ -128,6 +128,7 @@ def check_rest(batch: HeteroData, rows: HeteroData) -> None:
         assert torch.equal(batch[key].e_id, rows[key].e_id[:first])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["rsage", "rgcn"])
 @pytest.mark.parametrize("norm", ["none", "layer"])
 def test_models_of_means_have_the_outputs_of_models_of_rows(resident: Dataset, name: str, norm: Any) -> None:
@@ -164,7 +165,7 @@ def test_models_that_need_rows_have_no_means(resident: Dataset) -> None:
     assert pre_aggregation_of(made("rsage", widths, hidden=4)) is None, "mapping wide rows first is cheaper"
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("options", [{}, {"fanout": [-1, 2]}, {"fanout": [3]}, {"fanout": [2, 2, 2], "batch_size": 7}])
 def test_batches_from_shared_scans_are_those_from_memory(ds: Dataset, resident: Dataset, options: dict[str, Any]) -> None:
     wanted = list(loader_of(resident, **options))

@@ -41,6 +41,7 @@ def epochs(loader: Any, count: int) -> list[Any]:
     return [batch for _ in range(count) for batch in loader]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("weight", [None, "weight"])
 def test_what_batches_depend_on(ds: Dataset, weight: str | None) -> None:
     """Not on threads, nor on where the features are."""

@@ -35,6 +35,7 @@ def epochs(loader: Any, count: int) -> list[Any]:
     return [batch for _ in range(count) for batch in loader]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", LAYER_WISE)
 def test_what_batches_depend_on(ds: Dataset, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not on threads, nor on where features and edges are."""

@@ -145,6 +145,7 @@ def test_negatives_that_cannot_be_exact_are_edges_or_an_error(make_store: MakeSt
             LinkNeighborLoader(ds, [2], exact_negatives="yes", **how)  # type: ignore[arg-type]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("options", [{}, {"replace": True}, {"weight_attr": "weight"}])
 def test_batches_are_the_same_from_disk_and_in_memory(
     make_store: MakeStore, edge_index: Tensor, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]

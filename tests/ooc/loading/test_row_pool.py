@@ -247,6 +247,7 @@ def test_a_loader_that_is_left_early_ends_and_begins_again(
         assert same(list(loader), wanted)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["rows", "mean", "gcn"])
 def test_a_second_epoch_on_a_gpu_reads_nothing(make_store: MakeStore, name: str) -> None:
     given: dict[str, Any] = {"batch_size": 40, "seed": 2, **SETTINGS[name]}
@@ -273,6 +274,8 @@ def runs(config: TrainConfig, part: float, part_of: Any, **options: Any) -> byte
     return curve(config.out)
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", ["sage", "gcn", "gin"])
 def test_a_killed_run_goes_on_with_another_gpu_memory(store: Path, tmp_path: Path, part_of: Any, model: str) -> None:
     given: dict[str, Any] = {"device": "cuda", "model": model, "checkpoint_every": 2, "epochs": 2}

@@ -64,6 +64,7 @@ def alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "options",
     [{}, {"replace": True, "edge_ids": False}, {"split_seeds": True, "shuffle": False}, {"aggregates": True}],
@@ -86,6 +87,7 @@ def test_batches_are_the_cpu_s(store: Path, options: dict[str, Any]) -> None:
     assert alike(batches["cpu"][:-1], batches["cuda"][:-1])
 
 
+@pytest.mark.cases(1)
 def test_tensors_come_from_the_sampler_and_wait_for_nothing(store: Path) -> None:
     with ooc.open(store, in_memory=True) as ds, pretended_cuda() as device:
         loader = ooc.NeighborLoader(ds, [4, 3], "train", 32, device="cuda", seed=0, edge_ids=False)
@@ -157,6 +159,7 @@ KINDS: dict[str, PreAggregation | None] = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("in_memory", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_sampled_beside_a_pool_are_the_cpu_s(store: Path, kind: str, in_memory: bool) -> None:
@@ -202,6 +205,7 @@ def test_what_is_summed_up_on_the_device_crosses_no_bus(store: Path, kind: str) 
         assert not loaded.x.values.numel()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_that_are_not_in_the_pool_come_from_the_host(store: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     use_part(0.4, monkeypatch)
@@ -230,6 +234,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
         yield device
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_a_gpu_that_is_too_small_for_the_edges_reads_them_from_the_host(
     store: Path, small: PretendedDevice, in_memory: bool
@@ -277,6 +282,7 @@ def test_edges_in_the_host_s_memory_leave_less_of_it_to_maps(
         assert loader.budget.topology - ds.graph.indptr.nbytes >= ds.graph.indices.nbytes  # which the plan has counted
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_edges_in_the_host_s_memory_beside_a_pool(store: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(choose_pool, "PoolRoom", lambda whole, left: PoolRoom(whole, min(left, FREE // 2)))
@@ -292,6 +298,7 @@ def test_edges_in_the_host_s_memory_beside_a_pool(store: Path, monkeypatch: pyte
         assert alike([fields(batch) for batch in loader], wanted)
 
 
+@pytest.mark.cases(1)
 def test_edges_that_no_kernel_reads_are_read_by_the_host_where_it_is_asked_for(
     store: Path, small: PretendedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +333,7 @@ def test_edges_that_fit_neither_memory_are_sampled_by_the_cpu(monkeypatch: pytes
         assert not device.locked  # before the first batch
 
 
+@pytest.mark.cases(1)
 def test_loaders_share_the_topology(store: Path) -> None:
     with ooc.open(store, in_memory=True) as ds, pretended_cuda():
         there = torch.device("cuda")

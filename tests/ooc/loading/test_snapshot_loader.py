@@ -44,6 +44,7 @@ def check(snapshot: Any, edges: Edges, first: int, last: int) -> None:
     assert snapshot.num_nodes == len(snapshot.n_id)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("window", "stride"), [("60s", None), ("60s", "10s"), ("10s", "35s"), (100_000, 30_000)])
 def test_windows_of_time(store: Path, edges: Edges, window: Any, stride: Any) -> None:
     length = {"60s": 60_000, "10s": 10_000}.get(window, window)

@@ -128,6 +128,7 @@ def test_rows_read_are_those_that_residents_foresee_whatever_the_timing(ds):
         assert loader.rows_read == foreseen < sum(len(np.unique(batch.subgraph.node)) for batch in drawn)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("alone", [False, True])
 def test_rows_of_earlier_epochs_and_other_loaders_make_room(ds, alone, monkeypatch):
     """Without which an epoch waits forever for room among rows that the one before has left."""
@@ -227,6 +228,7 @@ def foreign_features(path, array):
     zarr.create_array(path, shape=shape, chunks=chunks, dtype=array.dtype, compressors=zarr.codecs.ZstdCodec())[:] = array
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("write", "kind", "width", "dtype"),
     [

@@ -62,6 +62,7 @@ def test_ap_and_auc_are_of_all_pairs_together(pairs: list[tuple[float, float]], 
     assert scores.compute() == found
 
 
+@pytest.mark.slow
 def test_many_pairs_take_the_memory_that_is_given_and_no_more(tmp_path: Path) -> None:
     """Against torchmetrics, which keeps them all; the scores of a quarter are one and the same."""
     rng = np.random.default_rng(0)

@@ -102,6 +102,7 @@ def test_norm_and_residual_equal_pyg_in_evaluation(name: str, norm: str) -> None
     torch.testing.assert_close(model(batch.x, batch.blocks), expected, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("name", ["gcn", "gin"])
 @pytest.mark.parametrize("weighted", [False, True])

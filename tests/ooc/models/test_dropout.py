@@ -95,6 +95,8 @@ def keys_of_calls() -> Iterator[int]:
     yield from (5, 4, 7, 5 + 2**31, 5 + 2**32, 5 + 2**61)
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("begin", "p"), [(0, 0.5), (2**32 - 1000, 0.5), (0, 0.1), (12_345, 0.9)])
 def test_streams_are_independent_of_each_other_and_of_themselves_some_elements_later(begin: int, p: float) -> None:
     size = 1 << 16

@@ -224,6 +224,7 @@ def test_gine_trains_and_infers(data: Data, store: Path, tmp_path: Path) -> None
     assert not (tmp_path / "full").exists()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["GAT", "PNA", "own"])
 def test_a_step_with_edge_features_is_pygs(data: Data, store: Path, tmp_path: Path, name: str) -> None:
     more: dict[str, Any] = {"edge_dim": D}

@@ -65,6 +65,7 @@ def test_full_fan_out_equals_pyg_on_the_whole_graph(name: str, loops: bool, weig
                 torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("replace", [False, True])
 def test_sampled_propagation_is_rescaled(replace: bool) -> None:
     torch.manual_seed(0)

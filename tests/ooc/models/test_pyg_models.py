@@ -55,7 +55,7 @@ def first_loss(store: Path, out: Path, name: str, **settings: Any) -> float:
     return float(json.loads((out / "metrics.jsonl").read_text().splitlines()[0])["loss"])
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_is_pygs(make_store: MakeStore, tmp_path: Path, name: str) -> None:
     """On full neighborhoods, as NeighborLoader cuts them, and on all nodes in one part."""

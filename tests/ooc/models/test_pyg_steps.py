@@ -57,6 +57,7 @@ def test_a_step_of_saint_is_pygs_on_the_same_subgraph(make_store: MakeStore, tmp
         mode.close()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_on_a_window_is_pygs_on_its_events(tmp_path: Path, name: str) -> None:
     """In both directions, then the GRU of the state and the loss of the next window's events against negatives."""

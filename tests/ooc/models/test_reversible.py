@@ -62,6 +62,7 @@ def test_outputs_equal_pygs_layers(name: str, groups: int) -> None:
     torch.testing.assert_close(model(x, full_blocks(edge_index, NODES, 1)), model.decoder(h), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_equal_those_of_stored_activations(name: str) -> None:
     """The gradient of 112 layers to 1e-5 in float32, and each parameter's in float64, with dropout."""

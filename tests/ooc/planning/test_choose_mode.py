@@ -129,6 +129,7 @@ def store(make_store: MakeStore) -> Path:
     return make_store(num_nodes=3000, src=src, dst=dst, parts=np.arange(33) * 3000 // 32)
 
 
+@pytest.mark.slow
 def test_what_is_compared_is_what_a_run_reads(store: Path, tmp_path: Path) -> None:
     """Of every mode, run with the settings it was compared with."""
     config = TrainConfig(store=store, out=tmp_path / "run", layers=2, hidden=16, epochs=2)

@@ -30,6 +30,7 @@ def config(make_store: MakeStore, tmp_path: Path) -> TrainConfig:
     return configure(store, tmp_path / "run", **settings)
 
 
+@pytest.mark.slow
 def test_each_mode_is_compared_with_the_figures_of_its_own_plan(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ooc.stores.process.resident_bytes", lambda: (PROCESS, PROCESS))
     budgets: list[MemoryPlan] = []

@@ -48,7 +48,7 @@ def a_run(store: Path, out: Path, mode: dict[str, Any], **more: Any) -> Any:
     return configure(store, out, **{**shape, **mode, **more})
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("mode", "where"), [(mode, "mapped") for mode in MODES] + [(mode, "edges on disk") for mode in ("cluster", "saint", "lag")]
 )
@@ -70,6 +70,7 @@ def test_what_a_mode_reads_is_predicted(
     assert set(predicted["stages"]) == set(actual["stages"])
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("mode", ["history", "saint"])
 def test_training_is_the_same_with_and_without_a_plan(store: Path, tmp_path: Path, mode: str) -> None:

@@ -56,6 +56,7 @@ def step(model: torch.nn.Module, x: Tensor, blocks: Any, checkpoint: Any) -> tup
     return found.peak - sum(each.nbytes for each in grads), [loss.detach(), *grads]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("name", KINDS)
 def test_the_peak_is_within_what_was_planned(name: str, sampled: bool) -> None:

@@ -62,6 +62,7 @@ def replayed(loader: NeighborLoader, pool_bytes: int, steps: int | None = None) 
     return model.simulate(drawn, lengths_of(strategy))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("room", [1.6, 3.0, 100.0])
 def test_what_is_replayed_is_what_is_read(ds: Dataset, room: float) -> None:
     """In as many windows, to the row, whether one batch fits or all of them."""
@@ -333,6 +334,7 @@ def test_a_runs_rows_are_predicted_to_the_row(make_store: MakeStore, tmp_path: P
     assert summary["plan"]["advice"].endswith(".")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("sampler", [{}, {"sampler": "labor", "batch_dependency": 8}])
 def test_the_bytes_of_edges_on_disk_are_those_of_the_batches_drawn(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: dict[str, Any]
@@ -348,6 +350,7 @@ def test_the_bytes_of_edges_on_disk_are_those_of_the_batches_drawn(
     assert part["predicted"]["edge_bytes_read"] < 4 * part["actual"]["edge_bytes_read"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -373,6 +376,7 @@ def test_a_plan_of_sweeps_makes_some_and_leaves_nothing_behind(
     assert curve(config.out) == curve(plain.out)
 
 
+@pytest.mark.slow
 def test_a_plan_of_packed_batches_writes_nothing(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,6 +155,7 @@ def test_data_that_are_none_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("shape", [(N,), (N, 1), (N, 2)])
 def test_numbers_to_predict_keep_their_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
     y = torch.rand(shape, dtype=torch.float64)
@@ -259,6 +260,7 @@ def test_rows_of_many_ids(tmp_path: Path) -> None:
             assert factor * ds.row(own[1]) == factor
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("form", ["csr", "csc", "coo"])
 def test_sparse_adjacency_files(tmp_path: Path, form: str) -> None:
     matrix = scipy.sparse.random(20, 20, 0.2, form, np.float64, random_state=3)
@@ -304,6 +306,7 @@ def stream(**more: Any) -> TemporalData:
     return TemporalData(**ends, t=t, msg=torch.rand(count, 3, generator=rng), y=torch.arange(count) % 2, **more)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("sort", [False, True])
 def test_a_temporal_data_becomes_the_same_stream(tmp_path: Path, sort: bool) -> None:

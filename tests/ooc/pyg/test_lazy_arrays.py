@@ -51,6 +51,7 @@ def store(path: Path, given: dict[str, Any], **settings: Any) -> dict[str, bytes
     return tree(path)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("form", ["zarr", "made", "made [E, 2]", "with weights"])
 def test_the_store_is_that_of_arrays_in_memory(tmp_path: Path, form: str) -> None:
     held = arrays() | ({"edge_weight": np.random.default_rng(1).random(EDGES, np.float32)} if form == "with weights" else {})

@@ -61,7 +61,7 @@ def test_a_run_without_a_prediction_shows_what_it_took(make_store: MakeStore, tm
     assert "<td>-</td>" not in page
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -99,6 +99,7 @@ def share_of(found: Subgraph) -> np.ndarray:
     return share
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("importance", [1, "*"])
 def test_the_expected_estimate_is_the_full_aggregate(importance: Any) -> None:
     """Sums exactly; means, which are ratios, but for a small bias, far below their deviation; those of equal values always."""

@@ -105,6 +105,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Graph]:
     return group, graph
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("engine", ["auto", "pread", "mmap"])
 @pytest.mark.parametrize(("name", "weighted"), [("indices", False), ("wide", False), ("indices", True), ("wide", True)])
 def test_a_store_on_disk(store: tuple[Path, Graph], name: str, weighted: bool, engine: str) -> None:

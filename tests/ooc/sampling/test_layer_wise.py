@@ -147,6 +147,7 @@ def sums_and_means(found: Subgraph, value: NDArray[Any]) -> tuple[NDArray[Any], 
     return np.bincount(at, found.stands_for[:last] * own, count), np.bincount(at, share_of(found)[:last] * own, count)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", [*KINDS, NORMS], ids=[*KINDS, "gradient"])
 @pytest.mark.parametrize("several", [False, True])
 def test_the_expected_estimate_is_the_full_aggregate(kind: LayerImportance | NodeImportance, several: bool) -> None:

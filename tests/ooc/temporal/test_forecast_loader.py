@@ -201,7 +201,7 @@ def on_disk(path: Path, ds: Any, family: str, engine: str, max_bytes: int) -> It
         yield history
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_carrying_on_disk_is_carrying_in_memory_to_the_bit(store: Path, tmp_path: Path, family: str) -> None:
     with ooc.open(store) as ds:
@@ -213,7 +213,7 @@ def test_carrying_on_disk_is_carrying_in_memory_to_the_bit(store: Path, tmp_path
     assert no_threads()
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("window", "stride"), [(40, 20), ("50s", "25s")])
 def test_the_future_changes_nothing(edges: Edges, store: Path, tmp_path: Path, family: str, window: Any, stride: Any) -> None:

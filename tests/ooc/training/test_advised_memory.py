@@ -41,6 +41,7 @@ def configs(store: Path, nodes: Path, out: Path) -> dict[str, RunConfig]:
     return {**events, "saint": saint, "snapshots": SnapshotsConfig(store=store, window="1000", by="count", **common)}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("mode", ["tgn", "graphmixer", "saint", "snapshots"])
 def test_a_run_with_the_advised_memory_is_made_and_with_less_is_not(
     store: Path, make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str

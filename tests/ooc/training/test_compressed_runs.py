@@ -30,7 +30,7 @@ def store(make_store: MakeStore) -> Path:
     return make_store(num_nodes=900, num_edges=6000, x=x)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("mode", IN_MODES)
 @pytest.mark.parametrize("compress", ["int8", "int2"])
 def test_a_run_learns_and_resumes_to_the_bit(store: Path, tmp_path: Path, mode: str, compress: Any) -> None:

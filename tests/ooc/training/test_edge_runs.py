@@ -270,6 +270,7 @@ def test_outputs_of_an_edge_type(shop: Path, tmp_path: Path) -> None:
             np.testing.assert_allclose(outputs[batch[RATES].input_id.numpy()], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_killed_run_on_an_edge_type_goes_on_to_the_bit(shop: Path, tmp_path: Path) -> None:
     whole, cut = (typed(shop, tmp_path / name, checkpoint_every=1, dropout=0.5) for name in ("whole", "cut"))
     summary = train(whole)

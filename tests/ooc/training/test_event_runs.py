@@ -200,6 +200,7 @@ def test_engine_memory_and_how_far_ahead_change_nothing(store: Path, tmp_path: P
     same(tmp_path / "a", tmp_path / "d")
 
 
+@pytest.mark.slow
 def test_ctrl_c_and_max_steps_leave_a_checkpoint(store: Path, tmp_path: Path) -> None:
     train(configure(store, tmp_path / "whole"))
     with pytest.raises(KeyboardInterrupt):
@@ -212,7 +213,7 @@ def test_ctrl_c_and_max_steps_leave_a_checkpoint(store: Path, tmp_path: Path) ->
     same(tmp_path / "whole", tmp_path / "run")
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("model", "seed"), [("tgn", 0), ("tgn", 1), ("tgat", 2), ("graphmixer", 3)])
 def test_the_future_changes_nothing_before_it(tmp_path: Path, model: str, seed: int) -> None:
     """From some time on events are others: losses, scores, memory rows and the parameters before are the same, to the bit."""

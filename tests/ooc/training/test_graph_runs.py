@@ -79,6 +79,7 @@ def test_classes_of_graphs_are_learned(store: Path, tmp_path: Path, model: dict[
     write_report(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_numbers_of_graphs_are_learned(numbers: Path, tmp_path: Path) -> None:
     summary = ooc.train(
         store=numbers, out=tmp_path / "run", task="graph", model="gcn", **{**SMALL, "epochs": 15, "dropout": 0.0}

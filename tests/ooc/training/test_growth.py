@@ -65,7 +65,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", MODES)
 def test_a_model_trained_after_growth_is_one_trained_on_everything(tmp_path: Path, name: str) -> None:
     files, settings = tables(tmp_path), SMALL | MODES[name] | {"memory": tight()}
@@ -116,6 +116,7 @@ def test_a_run_on_the_whole_graph_goes_on_where_that_grew(tmp_path: Path) -> Non
         assert plan["asked"]["store"] == ds.fingerprint
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_to_the_bit_when_appends_were_folded_into_the_arrays(tmp_path: Path) -> None:
     files = tables(tmp_path)
     store = ingest(IngestSpec(out=tmp_path / "s.ooc", **given(files, "base"))).path

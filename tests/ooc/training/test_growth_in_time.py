@@ -113,6 +113,7 @@ class Notes(LineWatcher):
         self.all.append(text)
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["roland", "tgn"])
 def test_late_events_among_those_that_were_seen_end_the_epoch(tmp_path: Path, name: str) -> None:

@@ -77,6 +77,7 @@ def test_links_of_an_edge_type_are_learned(store: Path, tmp_path: Path, how: dic
     assert "edge_type" in how or result["metrics"]["test"]["auroc"] > 0.6
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_whole_run(divided: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     ooc.train(store=divided, out=whole, epochs=3, checkpoint_every=1, **SMALL)
@@ -119,6 +120,7 @@ def others(edges: dict[EdgeKey, torch.Tensor], links: set[tuple[int, int]]) -> d
     return found
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", ["rsage", "rgcn", "hgt"])
 @pytest.mark.parametrize("is_divided", [False, True])
 def test_full_fan_outs_embed_as_in_ram(store: Path, divided: Path, tmp_path: Path, model: str, is_divided: bool) -> None:

@@ -222,6 +222,7 @@ class OwnEdges(nn.Module):
         return out
 
 
+@pytest.mark.slow
 def test_ones_own_class_takes_edge_features_by_type(store: Path, tmp_path: Path) -> None:
     """Trained, and computed for all nodes as on the whole graph; a store without edge features is refused before the run."""
     own, given = f"{__name__}:OwnEdges", graph_of(hetero_data(0))
@@ -311,6 +312,7 @@ def trained(config: TrainConfig, kept: int | str) -> tuple[nn.Module, np.ndarray
     return made, authors
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("node_type", [None, "author"])
 def test_rows_of_a_layer_are_those_on_the_whole_graph(
     store: Path, data: HeteroData, tmp_path: Path, node_type: str | None
@@ -361,6 +363,7 @@ def test_a_module_is_computed_for_a_type(store: Path, data: HeteroData) -> None:
                 np.testing.assert_allclose(np.asarray(found), expected.numpy(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", ["rsage", "torch_geometric.nn:GraphSAGE"])
 def test_exact_scores_are_those_of_full_neighborhoods(store: Path, tmp_path: Path, model: str) -> None:
     """Whatever training samples."""
@@ -405,7 +408,7 @@ def test_the_last_scores_of_an_epoch_cut_short_may_be_the_best(store: Path, data
         np.testing.assert_allclose(np.asarray(found), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", ["rsage", "hgt", "torch_geometric.nn:GraphSAGE", f"{__name__}:OwnTypes"])
 def test_outputs_of_all_nodes_are_those_on_the_whole_graph(
     store: Path, data: HeteroData, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch

@@ -116,6 +116,7 @@ def test_embeddings_of_a_layer(make_store: MakeStore, tmp_path: Path) -> None:
         embed(run, store, tmp_path / "e.parquet")
 
 
+@pytest.mark.slow
 def test_a_kill_after_the_output_was_there(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sweep's folder still stood: the same call removes it, without doing anything twice; another one is refused."""
     store, run = trained(make_store, tmp_path, num_nodes=9000, max_steps=2)
@@ -152,6 +153,7 @@ def test_an_output_that_cannot_be_written_leaves_nothing_half(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "test.ooc"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("write", [infer, embed])
 def test_two_into_one_output(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any) -> None:
     """The second is refused while the first is at it, be it wholly in memory; what the first writes is whole."""
@@ -202,6 +204,7 @@ def test_what_does_not_fit_is_named(make_store: MakeStore, tmp_path: Path) -> No
     assert not list(tmp_path.glob("p.parquet*"))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", ["sage", "gat"])
 def test_training_scores_all_splits_by_one_sweep(make_store: MakeStore, tmp_path: Path, model: str) -> None:
     store = make_store()

@@ -104,6 +104,7 @@ def wanted_scores(
     return found
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("undirected", [True, False])
 def test_all_destinations_are_ranked(store: Path, make_store: MakeStore, tmp_path: Path, undirected: bool) -> None:
     """Against a forward over the graph without edges of validation and test, and a sort."""

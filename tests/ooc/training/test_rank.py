@@ -69,6 +69,7 @@ def expected(scores: np.ndarray, known: set[tuple[int, int]], k: int) -> list[tu
     return found
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("_small_blocks")
 @pytest.mark.parametrize("ending", ["parquet", "csv"])
 def test_lists_between_two_types_are_those_of_a_sort(shop: tuple[Path, Path], tmp_path: Path, ending: str) -> None:
@@ -138,6 +139,7 @@ def test_lists_in_one_type(make_store: MakeStore, tmp_path: Path, decoder: str) 
     assert list(found) == wanted
 
 
+@pytest.mark.slow
 def test_an_interrupted_ranking_goes_on(shop: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, run = shop
     monkeypatch.setattr(full_neighbor_pass, "SEEDS", 1)

@@ -56,6 +56,7 @@ def test_curves_are_those_of_the_plain_run_and_runs_resume_to_the_bit(store: Pat
     assert curve(cut.out) == curve(tmp_path / "plain"), "and another way may go on"
 
 
+@pytest.mark.cases(2)
 @pytest.mark.usefixtures("short_of_memory")
 @pytest.mark.parametrize(
     "settings", [{"model": "gat", "heads": 4}, {"model": "gcnii"}, {"jk": "max"}, {"norm": "batch"}], ids=str

@@ -66,6 +66,7 @@ def rmse_and_r2(predicted: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return float(np.sqrt(((predicted - y)[known] ** 2).mean())), float(np.mean(each))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("loss", "targets"), [("mse", 3), ("mae", None), ("huber", 3)])
 def test_exact_losses_are_those_of_pyg_in_memory(make_store: MakeStore, tmp_path: Path, loss: str, targets: int | None) -> None:
     store = store_of(make_store, targets)
@@ -93,7 +94,7 @@ def test_exact_losses_are_those_of_pyg_in_memory(make_store: MakeStore, tmp_path
         optimizer.step()
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", MODES)
 def test_every_mode_trains_scores_and_resumes_to_the_bit(make_store: MakeStore, tmp_path: Path, name: str) -> None:
     store = store_of(make_store, 2)
@@ -112,6 +113,7 @@ def test_every_mode_trains_scores_and_resumes_to_the_bit(make_store: MakeStore, 
     assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("targets", "ending"), [(None, "parquet"), (2, "csv")])
 def test_scores_are_those_of_the_predictions(make_store: MakeStore, tmp_path: Path, targets: int | None, ending: str) -> None:
     names = None if targets is None else ["age", "size"]

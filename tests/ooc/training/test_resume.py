@@ -27,7 +27,7 @@ from tests.conftest import MakeStore
 from tests.ooc.runs import InterruptAt, KillAt, Killed, configure, curve, tight
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("every", "killed_at"), [(1, 0), (1, 2), (1, 11), (3, 3), (3, 7), (None, 5)])
 def test_resume_continues_to_the_bit(make_store: MakeStore, tmp_path: Path, every: int | None, killed_at: int) -> None:
     store = make_store()
@@ -78,6 +78,7 @@ class Notes(KillAt):
         self.all.append(text)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("dropout", "kept", "told"), [(0.5, None, True), (0.5, 2, True), (0.5, 3, False), (0.0, None, False)])
 def test_a_run_whose_dropout_drew_other_numbers_goes_on_and_is_told(
     make_store: MakeStore, tmp_path: Path, dropout: float, kept: int | None, told: bool
@@ -247,6 +248,7 @@ def whole_and_resumed(store: Path, tmp_path: Path, cut_at: int, own: dict[str, A
     return whole, cut
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("cut_at", [3, 6])
 def test_a_run_whose_sampler_learns_resumes_to_the_bit(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: int
@@ -265,6 +267,7 @@ def test_a_run_whose_sampler_learns_resumes_to_the_bit(
     assert curve(planned.out) == curve(whole.out)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("cut_at", "more"), [(3, {}), (6, {"model": "gcn", "accumulate": 3, "normalize": False})])
 def test_a_run_that_draws_by_gradients_resumes_to_the_bit(
     make_store: MakeStore, tmp_path: Path, cut_at: int, more: dict[str, Any]
@@ -289,6 +292,7 @@ def read_all(path: Path) -> Any:
         return out
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", ["sage", "gcn"])
 def test_a_run_of_a_layer_wise_sampler_resumes_to_the_bit_and_by_it_alone(
     make_store: MakeStore, tmp_path: Path, model: str

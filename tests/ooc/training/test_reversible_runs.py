@@ -29,6 +29,7 @@ WIDE: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("mode", [{}, PARTS, {"mode": "saint", "roots": 40}], ids=["sampled", "cluster", "saint"])
 def test_a_killed_run_goes_on_to_the_bit(make_store: MakeStore, tmp_path: Path, mode: dict[str, Any]) -> None:
     store, more = make_store(), {**REVERSIBLE, **mode, "checkpoint_every": 1}
@@ -41,6 +42,7 @@ def test_a_killed_run_goes_on_to_the_bit(make_store: MakeStore, tmp_path: Path, 
     assert curve(cut.out) == curve(whole.out)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("settings", [{**REVERSIBLE, **PARTS, "evaluate": "layerwise"}, WIDE], ids=["reversible", "widths"])
 def test_a_pass_over_all_nodes_gives_the_outputs_of_the_whole_graph(
     make_store: MakeStore, tmp_path: Path, settings: dict[str, Any]

@@ -49,6 +49,7 @@ def test_the_rate_rises_step_by_step_before_the_schedule_begins() -> None:
     assert 0 < found[-1] < 0.01
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "schedule", [{"lr_schedule": "cosine", "lr_warm_up": 0.5}, {"lr_schedule": "plateau", "lr_patience": 1}]
 )

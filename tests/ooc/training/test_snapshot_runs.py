@@ -68,7 +68,7 @@ def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ResidentRows, "nbytes", lambda *_: 2**60)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 def test_a_run_is_the_same_whatever_the_memory_and_the_engine(
     store: Path, tmp_path: Path, whole: tuple[str, Path, Any], on_disk: None
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_run_is_the_same_whatever_the_memory_and_the_engine(
     assert no_threads()
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_a_killed_run_goes_on_to_the_bit(
     store: Path, tmp_path: Path, whole: tuple[str, Path, Any], request: pytest.FixtureRequest
 ) -> None:

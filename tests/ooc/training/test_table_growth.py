@@ -65,6 +65,7 @@ def packed_rows(run: Any) -> np.ndarray:
     return found
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind['mode']}-{kind.get('model')}")
 def test_rows_and_their_state_go_on_and_new_nodes_begin(store: Path, tmp_path: Path, kind: dict[str, Any]) -> None:
     settings = config(store, tmp_path / "run", kind)
@@ -128,6 +129,7 @@ def test_a_knowledge_graph_grows_by_entities_and_links(tmp_path: Path) -> None:
     assert ooc.infer(run, store, tmp_path / "best.parquet", top=2).rows > 0
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_after_growth_is_the_same_however_often_it_is_killed(store: Path, tmp_path: Path) -> None:
     once, often = (config(store, tmp_path / name, KINDS[1], checkpoint_every=2, epochs=4) for name in ("once", "often"))
     steps = train(once.model_copy(update={"epochs": 2}))["total_steps"]
@@ -153,6 +155,7 @@ def visits(path: Path, users: range, items: range, count: int) -> Path:
     return path
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind['mode']}-{kind.get('model')}")
 def test_users_and_items_grow_and_their_rows_go_on(tmp_path: Path, kind: dict[str, Any]) -> None:
     store, key_of = tmp_path / "visits.ooc", ("user", "visits", "item")

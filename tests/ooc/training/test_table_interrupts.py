@@ -34,6 +34,7 @@ def config(store: Path, out: Path, model: str, **settings: Any) -> RunConfig:
     return LightGCNConfig(store=store, out=out, **{**small, **settings})
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("model", MODES)
 def test_a_resumed_run_makes_the_ranking_that_ctrl_c_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     """Buckets are on disk, and some are changed and not written yet."""

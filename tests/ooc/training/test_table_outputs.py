@@ -131,6 +131,7 @@ def test_infer_and_embed_write_the_users_own_ids(shop: tuple[Path, Path], tmp_pa
     assert (tmp_path / "b.csv").read_text().count("\n") == 41
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("buckets", [1, 4])
 def test_answers_of_a_run_in_buckets_are_those_of_its_rows(words: Path, tmp_path: Path, buckets: int) -> None:
     settings: dict[str, Any] = {

@@ -89,6 +89,7 @@ def test_a_step_is_the_formula(store: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(found[:, :8], rows.detach().numpy(), rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("model", ["mf", "distmult", "complex", "transe", "rotate", "simple"])
 def test_every_model_learns(store: Path, tmp_path: Path, model: str) -> None:
     settings: dict[str, Any] = {"reciprocal": True, "relation_weight": 0.1} if model != "mf" else {"loss": "bpr"}
@@ -97,6 +98,7 @@ def test_every_model_learns(store: Path, tmp_path: Path, model: str) -> None:
     assert found["metrics"]["test"]["mrr"] > 0.06, "of constant scores it is 0.01"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad", "adam"])
 def test_memory_and_disk_give_the_same_bits(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
@@ -112,6 +114,7 @@ def test_memory_and_disk_give_the_same_bits(
     assert found[5]["table_bytes_read"] < found[4]["table_bytes_read"] < found[3]["table_bytes_read"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("room", [3, 4, 5])
 def test_a_plan_says_what_the_run_reads_and_writes(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
@@ -145,6 +148,7 @@ def test_buckets_are_other_bits(store: Path, tmp_path: Path) -> None:
     assert curve(tmp_path / "1") != curve(tmp_path / "5")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("every", [1, 7, 1000])
 def test_a_killed_run_goes_on_to_the_bit(store: Path, tmp_path: Path, few: None, every: int) -> None:
     settings = {**DISK, "checkpoint_every": every, "lr_factor": 0.5, "lr_patience": 1}
@@ -184,6 +188,7 @@ def test_a_run_of_an_earlier_version_keeps_how_far_its_learning_rate_had_fallen(
     assert curve(config.out) == curve(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_a_checkpoint(store: Path, tmp_path: Path, few: None) -> None:
     train(table_config(store, tmp_path / "whole", **DISK))
     with pytest.raises(KeyboardInterrupt):
@@ -353,6 +358,7 @@ def test_users_and_items_and_a_report(tmp_path: Path, few: None) -> None:
     assert "hits@10" in write_report(tmp_path / "run").read_text()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("buckets", [{"buckets": 1}, DISK])
 def test_lists_of_matrix_factorization_are_those_of_sorted_scores(tmp_path: Path, few: None, buckets: dict[str, int]) -> None:
     """By the rows of the epoch that NDCG chose."""

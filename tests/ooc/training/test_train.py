@@ -155,7 +155,7 @@ def test_other_tasks_train(make_store: MakeStore, tmp_path: Path, task: str, num
     assert summary["metrics"]["train"]["auroc"] > 0.7
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -280,6 +280,7 @@ def test_histories_are_made_when_nothing_else_is_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("settings", [{}, {"evaluate": "layerwise"}, {"lr": 1e-9, "optimizer": "sgd"}])
 def test_validation_of_the_best_model_is_scored_once(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]

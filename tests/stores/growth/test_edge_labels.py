@@ -39,6 +39,7 @@ def facts(store: Path) -> tuple[Any, ...]:
         return sorted(rows), edges.class_names, edges.splits, edges.task
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize("columns", [["relation", "split"], ["relation"], ["split"]])
 def test_a_store_that_grew_has_what_one_of_all_has(tmp_path: Path, columns: list[str], timed: bool) -> None:

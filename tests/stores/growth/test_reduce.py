@@ -39,6 +39,7 @@ def further(path: Path, x: Any, count: int = 200) -> AppendSpec:
     return AppendSpec(out=path, edges=str(folder / "more_edges.npy"), features=[f"x={folder}/more.npy"])
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("text", ["pca:5", "svd:5", "random:5", "variance:5", "mutual:5"])
 def test_a_store_that_stands_becomes_the_one_of_an_ingest(tmp_path: Path, text: str) -> None:
     path = store(tmp_path)
@@ -64,6 +65,7 @@ def test_the_verb_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "the features are pca:5 of 30 columns already" in capsys.readouterr().err
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
 def test_rows_keep_their_type(tmp_path: Path, dtype: str) -> None:
     path = store(tmp_path, dtype=dtype)

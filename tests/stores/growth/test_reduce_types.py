@@ -48,6 +48,7 @@ def read(path: Path, node_type: str) -> tuple[Any, Any]:
         return nodes.feature_map(), out
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", ["auto", "int8"])
 def test_rows_of_each_type_are_narrowed_by_its_map_through_append_and_compaction(tmp_path: Path, dtype: str) -> None:
     path = store(tmp_path, dtype=dtype)

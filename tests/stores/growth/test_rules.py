@@ -174,6 +174,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[OocError], str]] = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", REFUSED)
 def test_settings_that_do_not_go_are_refused(tmp_path: Path, name: str) -> None:
     path = store(tmp_path)
@@ -192,6 +193,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", BAD)
 def test_edges_are_checked_as_an_ingest_checks_them(tmp_path: Path, name: str) -> None:
     path = store(tmp_path)
@@ -213,6 +215,7 @@ BAD_NODES: dict[str, tuple[list[int], dict[str, Any], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", BAD_NODES)
 def test_nodes_are_checked_as_an_ingest_checks_them(tmp_path: Path, name: str) -> None:
     path = store(tmp_path)

@@ -230,6 +230,7 @@ def test_an_append_of_several_types_and_its_compaction_are_killed_anywhere(quick
     kill_everywhere(path, lambda: compact(path), after_compaction, every=40)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("given", "says"),
     [

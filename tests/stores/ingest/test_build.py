@@ -274,6 +274,7 @@ def test_too_little_memory_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["e.parquet"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("at", [2, 4, 6])
 def test_a_failed_ingest_leaves_no_descriptor_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     rng = np.random.default_rng(6)

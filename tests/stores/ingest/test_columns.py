@@ -54,6 +54,7 @@ def test_names_of_classes_are_kept(tmp_path: Path, form: str) -> None:
     assert describe(store)["class_names"] == ["Agents", "Theory", "Vision"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("form", "label"), [("parquet", "spam,new"), ("csv", "spam,new"), ("parquet", "[sn]*")])
 def test_label_columns_keep_their_names(tmp_path: Path, form: str, label: str) -> None:
     table = {"spam": np.arange(N) % 2, "f": np.arange(N) / 4, "new": [1.0, np.nan] * 5}

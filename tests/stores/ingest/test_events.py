@@ -116,6 +116,7 @@ def test_events_and_graph_are_the_reference(  # type: ignore[no-untyped-def]
     assert verify(out) == []
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_events_are_read_into_memory_that_is_given(tmp_path: Path, dtype: str) -> None:
     count = 3001
@@ -183,6 +184,7 @@ def test_whole_times_are_found_by_fractions_and_by_what_no_time_can_be(uneven: t
         np.testing.assert_array_equal(ds.events.before(between), np.searchsorted(time, between))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("options", [{}, {"order": "degree"}, {"parts": 3}])
 def test_new_numbers_of_nodes_change_no_event(tmp_path: Path, options: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)

@@ -110,6 +110,7 @@ def same_graphs(ds: Dataset, want: dict[EdgeKey, Graph]) -> None:
             np.testing.assert_array_equal(found.columns[name], graph.columns[name], err_msg=f"{key} {name}")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_types_are_ingested_as_their_double_in_memory(tmp_path: Path, reverse: bool) -> None:
     world = World(tmp_path)
@@ -334,6 +335,7 @@ def content(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("share", [0.4, 0.75, 0.99])
 def test_an_interrupted_ingest_of_types_resumes_to_the_same_bytes(tmp_path: Path, share: float) -> None:

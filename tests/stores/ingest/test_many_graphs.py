@@ -83,6 +83,7 @@ def test_graphs_come_in_the_order_of_their_nodes(tables: dict[str, Any], tmp_pat
     assert verify(tmp_path / "s.ooc") == []
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_a_table_of_graphs_gives_their_order_labels_and_splits(
     tables: dict[str, Any], tmp_path: Path, seed: int | None

@@ -50,6 +50,7 @@ def test_words_among_numbers_are_not_empty(tmp_path: Path) -> None:
         ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.csv"), drop_missing=True))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("form", ["words", "numbers far apart"])
 def test_edges_with_an_empty_end_are_not_appended(tmp_path: Path, form: str) -> None:
     src, dst = FORMS[form]

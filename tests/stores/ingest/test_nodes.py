@@ -232,6 +232,7 @@ def save_csv(path: Path, array: Any) -> None:
     path.write_bytes(gzip.compress((lines + "\n").encode()))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("layout", ["csv", "npz"])
 def test_ogb_layouts(tmp_path: Path, layout: str) -> None:
     parts = ogb_parts()

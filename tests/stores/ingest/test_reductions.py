@@ -273,6 +273,7 @@ def all_rows(path: Path, name: str = "x") -> NDArray[Any]:
     return out
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("text", ["pca:5", "random:5", "variance:5", "mutual:5"])
 def test_an_ingest_stores_narrow_rows_and_the_map(tmp_path: Path, text: str) -> None:
     x = features(1000)

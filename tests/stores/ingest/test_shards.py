@@ -87,6 +87,7 @@ def test_shards_are_one_ingest(tmp_path, seed, count, edges, words, weight, dtyp
     same_as_one_ingest(folder, count, **given, **({"weight": "w"} if weight else {}), **options)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("count", [1, 3, 20])
 def test_ids_that_only_the_edges_give_are_numbered_alike(tmp_path: Path, count: int) -> None:
     rng = np.random.default_rng(0)
@@ -96,6 +97,7 @@ def test_ids_that_only_the_edges_give_are_numbered_alike(tmp_path: Path, count: 
         assert ds.row(int(src[0])) == np.unique([src, dst]).tolist().index(int(src[0]))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("words", [False, True])
 def test_events_in_order_of_time_are_sharded(tmp_path: Path, words: bool) -> None:
     rng = np.random.default_rng(0)
@@ -110,6 +112,7 @@ def test_events_in_order_of_time_are_sharded(tmp_path: Path, words: bool) -> Non
         ingest(spec_of({"out": tmp_path / "no", "edges": late, "nodes": nodes, "time": "t", "shard": "1/2"}))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("both_ways", ["reverse", "undirected"])
 def test_stores_of_several_types_are_sharded(tmp_path: Path, both_ways: str) -> None:
     rng = np.random.default_rng(0)

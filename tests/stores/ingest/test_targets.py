@@ -177,6 +177,7 @@ def test_random_splits_are_drawn_among_known_targets(tmp_path: Path) -> None:
             assert sorted(split.tolist()) == np.flatnonzero(~np.isnan(y)).tolist()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("several", [False, True])
 def test_targets_are_appended(tmp_path: Path, several: bool) -> None:
     """New nodes with a target, without one, and a new target of an old node; compacted, or read from the delta."""

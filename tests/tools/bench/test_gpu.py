@@ -44,6 +44,8 @@ def test_rates_of_engines_stand_beside_the_disk_s(
     assert capsys.readouterr().out.startswith("| | rate | of the disk's |")
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_training_is_timed_by_arms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str

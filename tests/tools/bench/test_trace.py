@@ -63,6 +63,7 @@ def test_batches_are_drawn_again(store: Path, run: dict[str, Any]) -> None:
         np.testing.assert_array_equal(ids, nodes)
 
 
+@pytest.mark.slow
 def test_the_windows_are_the_runs(store: Path, run: dict[str, Any]) -> None:
     with Trace.of(store, run) as trace:
         planned = trace.planned()
@@ -186,6 +187,7 @@ def test_peers_get_the_same_limit_in_bytes(tmp_path: Path, monkeypatch: pytest.M
     assert "--limit" not in found["graphbolt-ram"]
 
 
+@pytest.mark.slow
 def test_policies_from_the_command_line(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

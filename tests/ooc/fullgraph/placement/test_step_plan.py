@@ -118,6 +118,7 @@ def test_more_memory_never_makes_a_plan_slower(problem: tuple[Program, StepProfi
     assert after <= before
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("device", "disk", "named"), [(30_000, 10**8, ("more memory",)), (100_000, 10**6, ("disk", "more memory"))]
 )

@@ -87,7 +87,7 @@ def test_no_placement_drawn_at_random_is_faster(
         assert tried
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("where", [TensorPlacement.RETAINED, TensorPlacement.DISK, TensorPlacement.RECOMPUTED])
 def test_a_step_moves_the_bytes_that_were_predicted(make_store: MakeStore, tmp_path: Path, where: TensorPlacement) -> None:
     path = make_store(num_nodes=30_000, num_edges=240_000, x=np.ones((30_000, 32), np.float32))

@@ -29,7 +29,7 @@ def open_scratch() -> list[str]:
     return [name for name in found if "(deleted)" in name and "/memfd:" not in name]
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("bad", "fanout"), [(3, [4, 3]), (47, [2, -1]), (155, [4, 3]), (299, [1, -1])])
 def test_a_row_that_cannot_be_read_fails_at_its_batch(
@@ -67,7 +67,7 @@ def test_a_failing_sample_comes_after_the_batches_before_it(path: Any, ds: Datas
     assert same(got, in_memory(path)[0][:failing])
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("taken", [0, 1, 5, 14])
 @pytest.mark.parametrize("how", ["closed", "dropped", "raised"])

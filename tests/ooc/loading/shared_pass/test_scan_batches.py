@@ -65,6 +65,7 @@ def test_batches_are_those_of_rows_in_memory(
     assert edges_on_disk or notes == want[2]  # edges on disk are drawn by another stage
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "how", [{"fanout": [-1, -1]}, {"fanout": [3, 3], "sampler": Labor(True, 256), "budget": budget(1_500_000)}]
 )
@@ -113,7 +114,7 @@ def test_rows_that_fit_in_half_the_memory_are_not_swept(ds: Dataset) -> None:
     assert [scan_pays(rows, room) for room in rooms] == [True, True, False]
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("taken", [0, 1, 7, 14, 15])
 def test_an_epoch_goes_on_where_it_stopped(path: Any, ds: Dataset, taken: int) -> None:
     want = in_memory(path)[0]

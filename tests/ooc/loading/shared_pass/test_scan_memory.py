@@ -34,6 +34,7 @@ def test_batches_that_are_kept_neither_hang_nor_change(path: Any, ds: Dataset) -
     assert same(kept, in_memory(path)[0][:15])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("fanout", [[4, 3], [-1, -1]])
 def test_rows_alive_stay_within_the_budget(
     path: Any, monkeypatch: pytest.MonkeyPatch, fanout: list[int], tmp_path: Any

@@ -130,6 +130,7 @@ def test_two_processes_read_the_file_once(segments: Segments, blocks: SharedBloc
     engine.close()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("moment", [0.0, 0.01, 0.05, 0.2])
 def test_a_process_that_is_killed_holds_nobody_up(segments: Segments, blocks: SharedBlocks, moment: float) -> None:
     engine, content = opened(segments, blocks, 60.0), content_of(segments)
