@@ -27,7 +27,8 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a part's 20,000 nodes all layers together keep 400 MB."""
     rng = np.random.default_rng(0)
     graph = Graph.from_edges(*random_edges(NODES, 2 * NODES), NODES)
-    split = {"train": np.arange(NODES // 2), "val": np.arange(NODES // 2, NODES)}
+    order = rng.permutation(NODES)
+    split = {"train": order[: NODES // 2], "val": order[NODES // 2 :]}
     arrays = {"x": rng.standard_normal((NODES, 16), np.float32), "y": rng.integers(0, 4, NODES)}
     return write_store(
         tmp_path_factory.mktemp("deep") / "deep.ooc", graph, **arrays, task="multiclass", num_classes=4, splits=split
@@ -40,12 +41,13 @@ def test_a_plan_names_recomputing_with_which_it_fits(
     deep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "500")
-    memory, out = tight(), tmp_path / "run"
-    plan: Any = ooc.plan(store=deep, out=out, memory=memory, **DEEP)
+    out = tmp_path / "run"
+    plan: Any = ooc.plan(store=deep, out=out, memory=tight(), **DEEP)
     assert plan.needs_more
     named = re.findall(r"with technique ([\w-]+): `activation_checkpointing=(\w+)`", plan.advice)
     assert len(named) == 1, plan.advice
-    assert not ooc.plan(store=deep, out=out, memory=memory, activation_checkpointing=named[0][1], **DEEP).needs_more  # type: ignore[union-attr]
+    with_it: Any = ooc.plan(store=deep, out=out, memory=tight(), activation_checkpointing=named[0][1], **DEEP)
+    assert not with_it.needs_more
     capsys.readouterr()
     assert main(["plan", str(deep), "--memory", tight(), *FLAGS]) == 0
     shown = capsys.readouterr().out
