@@ -3,6 +3,7 @@
 from typing import Any
 
 from ooc.models.recomputation import Given
+from ooc.planning.measure_layers import size_of
 from ooc.planning.recomputation import RecomputationPlanner
 from ooc.planning.run_plan import CLOSE
 from ooc.runtime.memory import return_freed
@@ -12,13 +13,25 @@ from ooc.stores.sizes import format_bytes
 
 CACHED = 1.2
 """of a step's activations: freed blocks that the C library keeps beside them where it may (1.1 as measured)"""
+COPIES = 8
+"""of a layer's rows and messages at once, more than any layer has: in, out and between, and their gradients"""
+
+
+def most_activations(model: Any, batch: Any) -> int:
+    """Bytes above those of a step's activations, by the sizes of its blocks and parameters alone.
+
+    >>> most_activations(model, batch)
+    301989888
+    """
+    width = max((max(each.shape, default=1) for each in model.parameters()), default=1)
+    return COPIES * 4 * width * sum(sum(size_of(block)) for block in batch.blocks)
 
 
 def check_first_step(planner: RecomputationPlanner, model: Any, batch: Any, given: Given | None, memory: int) -> bool:
     """Refuse a step that would take more memory than the process may have, before it is computed.
 
-    The layers are run one by one, which takes little memory, and what all of them take together is added up. Batches and caches
-    that come later are not counted, nor are the loss and the decoder: so what is refused would not have fit.
+    Where sizes leave it open, layers are run one by one, which takes little memory, and what all of them take is added up.
+    Batches and caches that come later are not counted, nor are the loss and the decoder: so what is refused would not have fit.
 
     Args:
         planner: Measures the layers, and plans as `activation_checkpointing="auto"` does.
@@ -36,6 +49,8 @@ def check_first_step(planner: RecomputationPlanner, model: Any, batch: Any, give
     >>> check_first_step(RecomputationPlanner(room=50_000_000), model, batch, False, memory=600_000_000)
     ooc.stores.errors.BudgetError: a step would take about 1.02 GB of 600 MB of memory, 700 MB of it for activations: ...
     """
+    if resident_bytes()[0] + (1 + CACHED) * most_activations(model, batch) <= memory:
+        return False
     planned = planner(model, batch)
     return_freed()
     others, _ = resident_bytes()

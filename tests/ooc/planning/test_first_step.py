@@ -8,7 +8,7 @@ import torch
 
 from ooc.models.builders import build_model, full_blocks
 from ooc.planning import first_step
-from ooc.planning.first_step import check_first_step
+from ooc.planning.first_step import check_first_step, most_activations
 from ooc.planning.recomputation import RecomputationPlanner
 from ooc.planning.run_plan import CLOSE
 from ooc.stores.errors import BudgetError
@@ -65,3 +65,13 @@ def test_what_fits_says_whether_freed_blocks_have_room(batch: Batch) -> None:
     assert checked(batch, False, share=1.01)
     assert checked(batch, "sqrt", share=0.9)
     assert not checked(batch, False, share=40)
+
+
+@pytest.mark.parametrize("model", ["sage", "gcn", "gat", "gin"])
+def test_sizes_alone_say_more_than_layers_take_and_spare_the_measurement(batch: Batch, model: str) -> None:
+    built, planner = build_model(model, 64, 64, 8, LAYERS), RecomputationPlanner(room=2**40)
+    most, taken = most_activations(built, batch), planner.predict(planner(built, batch)).peak
+    assert taken <= most <= 40 * taken
+    fresh = RecomputationPlanner(room=2**40)
+    assert not check_first_step(fresh, built, batch, False, OTHERS + 3 * most)
+    assert fresh.measurements == 0
