@@ -44,6 +44,9 @@ class LightGCNConfig(DividedEdges, RunConfig):
     batch_size: Positive = Field(default=2048, description="Links per batch.")
     lr: float = Field(default=0.001, gt=0, description="Learning rate.")
     # evaluation
+    norm_power: float = Field(
+        default=1.0, ge=0, le=1, description="Norms of rows count to this power in lists: 1 is the dot product, 0 the cosine."
+    )
     train_split: str = Field(default="train", description="Name of the split to train on.")
     val_split: str = Field(default="val", description="Name of the split that selects the best rows.")
     eval_splits: Words = Field(default=["val", "test"], description='Splits to score at the end with the best rows; none: "".')

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ooc.layerwise.filtered_ranks import Allowed, Answers, AnswersByNode, RowTable, candidate_blocks, tiles_of
+from ooc.layerwise.row_norms import with_norms_to
 from ooc.layerwise.top_k import TopK, check_k, keep_best
 from ooc.models.layers import evaluating
 from ooc.models.link_scores import DotScorer, LinkScorer, TransEScorer
@@ -103,16 +104,11 @@ class _Directions:
         self._table = table
 
     def read(self, ids: Ids) -> AnyArray:
-        return _normalized(self._table.read(ids))
+        return with_norms_to(self._table.read(ids), 0)
 
     def blocks(self) -> Iterator[tuple[Ids, AnyArray]]:
         for ids, rows in self._table.blocks():
-            yield ids, _normalized(rows)
-
-
-def _normalized(rows: AnyArray) -> AnyArray:
-    length = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
-    return np.asarray(rows / np.where(length > 0, length, 1)[:, None], np.float32)
+            yield ids, with_norms_to(rows, 0)
 
 
 @kernel

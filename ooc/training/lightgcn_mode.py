@@ -332,13 +332,14 @@ class LightGCNMode(Mode):
         return ranked_scores(trained, self.split, wanted, self.config, lists_bytes(self._spare))
 
     def _write(self, name: str, kept: bool) -> DiskRows:
-        """The rows behind the propagation, or those that were kept, by node."""
+        """The rows behind the propagation, or those that were kept, by node, with norms as lists have them."""
 
         def load(block: int) -> Tensor:
             return self.blocks.load_kept(block, BEST) if kept else self.blocks.load(block)[0]
 
         where = self.config.out / name, self.columns, load
-        return write_propagated(*where, self.table.adjacency, self.config.layers, self.run.stoppable)
+        about = self.table.adjacency, self.config.layers, self.config.norm_power
+        return write_propagated(*where, *about, self.run.stoppable)
 
     @property
     def _about(self) -> dict[str, Any]:

@@ -80,16 +80,19 @@ def test_blocks_of_any_columns_are_trained_to_the_same_bits(links):
         assert torch.equal(other, rows)
 
 
+@pytest.mark.parametrize("power", [1, 0.5, 0])
 @pytest.mark.parametrize("columns", [WIDTH, 5])
-def test_all_rows_behind_the_propagation_are_written_by_node(links, tmp_path, columns):
+def test_all_rows_behind_the_propagation_are_written_by_node(links, tmp_path, columns, power):
     start, out = torch.randn(NODES, WIDTH), np.empty((NODES, WIDTH), np.float32)
     table = table_of(start, links, columns)
     for _ in range(2):  # what is there goes
         blocks = table.blocks.columns, lambda block: table.blocks.load(block)[0]
-        with closing(write_propagated(tmp_path / "rows", *blocks, table.adjacency, LAYERS)) as rows:
+        with closing(write_propagated(tmp_path / "rows", *blocks, table.adjacency, LAYERS, power)) as rows:
             rows.read(np.arange(NODES), out)
     edge_index = to_undirected(torch.from_numpy(np.stack(links)), num_nodes=NODES)
     theirs = LightGCN(NODES, WIDTH, LAYERS)
     theirs.embedding.weight.data.copy_(start)
-    np.testing.assert_allclose(out, theirs.get_embedding(edge_index).detach().numpy(), atol=1e-6)
+    expected = theirs.get_embedding(edge_index).detach()
+    expected = torch.nn.functional.normalize(expected, dim=1) * expected.norm(dim=1, keepdim=True) ** power
+    np.testing.assert_allclose(out, expected.numpy(), atol=1e-6)
     assert [path.name for path in tmp_path.iterdir()] == ["rows"]

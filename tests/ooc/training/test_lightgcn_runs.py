@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch_geometric.nn.models import LightGCN
@@ -15,6 +16,7 @@ from torch_geometric.utils import to_undirected
 import ooc
 from ooc.cli.main import main
 from ooc.config.lightgcn import LightGCNConfig
+from ooc.loading.relation_links import RelationLinks
 from ooc.runtime import memory_plan
 from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.errors import BudgetError, ConfigError
@@ -175,6 +177,49 @@ def test_lists_are_those_of_the_best_rows(store: Path, tmp_path: Path, capsys: p
         scores = recall_and_ndcg(store, embeddings(settings.out), name, 5)
         assert result["metrics"][name] == pytest.approx({"recall@5": scores[0], "ndcg@5": scores[1]})
     assert result["metrics"]["test"]["recall@5"] > 0.5
+
+
+@pytest.mark.parametrize("power", [0.5, 0.0])
+def test_norms_count_to_a_power_in_scores_and_lists(store: Path, tmp_path: Path, power: float) -> None:
+    """Against all scores of the rows that the same training ends with, in float64."""
+    kind: dict[str, Any] = {"loss": "softmax", "ratio": 16, "similarity": "cosine", "temperature": 0.3, "epochs": 1}
+    dots, own = config(store, tmp_path / "dots", **kind), config(store, tmp_path / "own", norm_power=power, **kind)
+    train(dots)
+    result = train(own)
+    rows = embeddings(dots.out).astype(np.float64)
+    rows *= np.linalg.norm(rows, axis=1, keepdims=True) ** (power - 1)
+    np.testing.assert_allclose(embeddings(own.out), rows, rtol=1e-5)
+    for name in ("val", "test"):
+        scores = recall_and_ndcg(store, rows, name, 5)
+        assert result["metrics"][name] == pytest.approx({"recall@5": scores[0], "ndcg@5": scores[1]})
+    assert [line["val"] for line in lines(own.out) if "val" in line] == [result["metrics"]["val"]]
+    assert [line["loss"] for line in lines(own.out) if "loss" in line] == [x["loss"] for x in lines(dots.out) if "loss" in x]
+    ooc.infer(own.out, store, tmp_path / "best.parquet", top=3)
+    with ooc.open(store) as ds:
+        source, _, target = next(RelationLinks(ds, None, relations=False).pieces())
+    score = rows[:USERS] @ rows[USERS:].T
+    score[source, target - USERS] = -np.inf
+    listed = pq.read_table(tmp_path / "best.parquet")
+    np.testing.assert_array_equal(listed["target"].to_numpy().reshape(USERS, 3), np.argsort(-score, axis=1)[:, :3])
+    np.testing.assert_allclose(listed["score"].to_numpy().reshape(USERS, 3), -np.sort(-score, axis=1)[:, :3], rtol=1e-4)
+    near = ooc.neighbors(own.out, store, [3], k=4, by="dot", node_type="item")
+    score = rows[USERS:] @ rows[USERS + 3]
+    score[3] = -np.inf
+    np.testing.assert_array_equal(near.item[0], np.argsort(-score)[:4])
+
+
+def test_norm_power_is_of_lightgcn_and_stays_what_it_is(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(config(store, tmp_path / "run", norm_power=0.5, epochs=1))
+    with pytest.raises(ConfigError, match=r"was trained with norm_power = 0.5, not 1"):
+        train(config(store, tmp_path / "run", epochs=2), resume=True)
+    words = ["train", str(store), "--task", "link", "--norm-power", "0.5", "--out", str(tmp_path / "other")]
+    assert main([*words, "--mode", "table", "--model", "mf"]) == 2
+    assert "norm_power does not apply to mode table" in capsys.readouterr().err
+    assert main([*words[:-4], "--norm-power", "1.5", "--mode", "lightgcn", "--out", str(tmp_path / "other")]) == 2
+    assert "less than or equal to 1" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 def test_rows_of_an_earlier_end_stay_whole_until_there_are_others(
