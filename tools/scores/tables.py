@@ -26,6 +26,8 @@ _DISTANCES: dict[str, Any] = {"mode": "table", "model": "rotate", "hidden": 512,
 _DISTANCES |= {"margin": 6.0, "batch_size": 256, "lr": 0.15, "init": 0.05, "eval_every": 9}
 _PROPAGATED: dict[str, Any] = {"mode": "lightgcn", "loss": "softmax", "similarity": "cosine", "temperature": 0.1, "l2": 4.0}
 _PROPAGATED |= {"ratio": 1024, "batch_size": 8192, "lr": 0.01, "init": 0.05, "eval_splits": ["test"], "eval_every": 1000}
+_PROPAGATED |= {"lr_schedule": "cosine", "epochs": 12, "norm_power": 0.5}
+_HELD_OUT = "gowalla-held-out"
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "wn18rr-complex": ("wn18rr", {**_PRODUCTS, "ratio": 1024, "regularizer_weight": 0.1, "epochs": 30}),
     "wn18rr-rotate": ("wn18rr", {**_DISTANCES, "ratio": 512, "epochs": 58}),
@@ -33,9 +35,10 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
         "codex-m",
         {**_PRODUCTS, "hidden": 384, "ratio": 512, "regularizer_weight": 0.03, "lr_schedule": "cosine", "epochs": 30},
     ),
-    "gowalla-lightgcn": ("gowalla", {**_PROPAGATED, "lr_schedule": "cosine", "epochs": 12}),
+    "gowalla-lightgcn": ("gowalla", _PROPAGATED),
+    "gowalla-lightgcn-held-out": (_HELD_OUT, {**_PROPAGATED, "eval_splits": ["val"]}),
 }
-"""name -> (data, settings)"""
+"""name -> (data, settings); those of links held out from training are to choose settings by, and are run where asked for"""
 _SPLITS = {"train": "train", "valid": "val", "test": "test"}
 
 
@@ -55,14 +58,18 @@ def knowledge_graph(folder: Path, store: Path) -> None:
     ooc.ingest(store, edges=edges, src="head", dst="tail", edge_label="relation", edge_split="split")
 
 
-def users_and_items(file: Path, store: Path) -> None:
+def users_and_items(file: Path, store: Path, held_out: bool = False) -> None:
     """Build a store of two node types from pairs of training and test.
+
+    held_out: without those of test; a tenth of training's, at random, are of validation instead, to choose settings by.
 
     >>> users_and_items(Path("data/gowalla/gowalla.npz"), Path("gowalla.ooc"))
     """
-    found, visits = np.load(file), ("user", "visits", "item")
-    columns = {name: np.concatenate([found[f"{part}_{name}"] for part in ("train", "test")]) for name in ("user", "item")}
-    split = np.repeat(["train", "test"], [len(found[f"{part}_user"]) for part in ("train", "test")])
+    found, visits, parts = np.load(file), ("user", "visits", "item"), ("train",) if held_out else ("train", "test")
+    columns = {name: np.concatenate([found[f"{part}_{name}"] for part in parts]) for name in ("user", "item")}
+    split = np.repeat(parts, [len(found[f"{part}_user"]) for part in parts])
+    if held_out:
+        split = np.where(np.random.default_rng(0).random(len(split)) < 0.1, "val", split)
     edges = store.with_suffix(".parquet")
     pq.write_table(pa.table({name: column.astype(np.int64) for name, column in columns.items()} | {"split": split}), edges)
     given: dict[str, Any] = {"nodes": {"user": None, "item": None}, "edges": {visits: edges}, "src": "user", "dst": "item"}
@@ -74,8 +81,8 @@ def score(data: Path, out: Path, name: str, settings: Mapping[str, Any]) -> dict
     graph, own = RECIPES[name]
     store, run = out / f"{graph}.ooc", out / name
     if not store.exists():
-        if graph == "gowalla":
-            users_and_items(data / "gowalla/gowalla.npz", store)
+        if graph in ("gowalla", _HELD_OUT):
+            users_and_items(data / "gowalla/gowalla.npz", store, graph == _HELD_OUT)
         else:
             knowledge_graph(data / graph, store)
     result = ooc.train(store=store, out=run, resume=run.exists(), **{**own, **settings})
@@ -88,12 +95,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--only", nargs="+", choices=RECIPES, default=list(RECIPES))
+    parser.add_argument(
+        "--only", nargs="+", choices=RECIPES, default=[name for name in RECIPES if _HELD_OUT not in RECIPES[name]]
+    )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--settings", type=json.loads, default={}, help="others than the recipes', as JSON, of a run of its own OUT"
+    )
     parser.add_argument("--epochs", type=int, help="other than the recipe's: more of them go on with a run that is there")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    settings = {"seed": given.seed} | ({} if given.epochs is None else {"epochs": given.epochs})
+    settings = given.settings | {"seed": given.seed} | ({} if given.epochs is None else {"epochs": given.epochs})
     print(json.dumps({name: score(given.data, given.out, name, settings) for name in given.only}))
 
 

@@ -41,3 +41,10 @@ def test_users_and_items_are_two_types(tmp_path: Path) -> None:
     with ooc.open(tmp_path / "pairs.ooc") as ds:
         edges = ds.edges(("user", "visits", "item"))
         assert [len(edges.members(name)) for name in ("train", "test")] == [50, 20]
+    tables.users_and_items(tmp_path / "pairs.npz", tmp_path / "held-out.ooc", held_out=True)
+    with ooc.open(tmp_path / "held-out.ooc") as ds:
+        edges = ds.edges(("user", "visits", "item"))
+        assert set(edges.splits) == {"train", "val"}
+        count = {name: len(edges.members(name)) for name in edges.splits}
+        assert sum(count.values()) == 50, "none of test"
+        assert 0 < count["val"] < 15
