@@ -123,12 +123,12 @@ def test_losses_and_rows_are_those_of_pygs_model_in_ram(store: Path, tmp_path: P
 
 
 def test_any_memory_and_any_kill_give_the_same_bits(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = config(store, tmp_path / "whole")
+    whole = config(store, tmp_path / "whole", norm_power=0.5)
     result = train(whole)
     assert result["columns"] == [WIDTH]
     little_memory(monkeypatch, 15_000)
     for killed_at in (0, 5, 9):
-        cut = config(store, tmp_path / f"cut-{killed_at}", checkpoint_every=2)
+        cut = config(store, tmp_path / f"cut-{killed_at}", checkpoint_every=2, norm_power=0.5)
         with pytest.raises(Killed):
             train(cut, watcher=KillAt(killed_at))
         resumed = train(cut, resume=True)

@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {"hidden": WIDTH, "threads": 1, "val": 0.1, "test": 0.1,
 KINDS = [
     {"mode": "table", "model": "complex", "buckets": 1, "ratio": 8, "batch_size": 64, "reciprocal": True},
     {"mode": "table", "model": "mf", "buckets": 3, "resident": 2, "ratio": 8, "batch_size": 64, "optimizer": "adam"},
-    {"mode": "lightgcn", "eval_k": [5], "batch_size": 64},
+    {"mode": "lightgcn", "eval_k": [5], "batch_size": 64, "norm_power": 0.0},
 ]
 
 
@@ -96,6 +96,8 @@ def test_rows_and_their_state_go_on_and_new_nodes_begin(store: Path, tmp_path: P
         assert ds.num_nodes == N + NEW
         rows = ooc.embed(more.out, ds)[:]
         assert rows.shape == (N + NEW, WIDTH)
+        if "norm_power" in kind:
+            np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-5)
         assert ooc.neighbors(more.out, ds, [N + 1], 3).item.shape == (1, 3)
 
 
