@@ -221,7 +221,7 @@ def graph_block(
     return block if device is None else placed(block, device)
 
 
-def edges_by_source(source: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def sorted_by_source(source: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Sort edges by their source, those of a source in their order.
 
     A counting sort on CPU, which takes a thirtieth of torch's time for the edges of a batch.
@@ -233,7 +233,7 @@ def edges_by_source(source: Tensor, size: int) -> tuple[Tensor, Tensor]:
     Returns:
         The edges in that order, int64[e], and the first of every source in it, int64[size + 1].
 
-    >>> edges_by_source(torch.tensor([1, 0, 1]), 2)
+    >>> sorted_by_source(torch.tensor([1, 0, 1]), 2)
     (tensor([1, 0, 2]), tensor([0, 1, 3]))
     """
     if source.device.type != "cpu" or torch.compiler.is_compiling():
@@ -248,7 +248,7 @@ def edges_by_source(source: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 @kernel
 def _sort_by_source(source: NDArray[np.int64], order: NDArray[np.int64], indptr: NDArray[np.int64]) -> None:
-    """Kernel of `edges_by_source`; indptr: zeros."""
+    """Kernel of `sorted_by_source`; indptr: zeros."""
     for k in range(len(source)):
         indptr[source[k] + 1] += 1
     for v in range(len(indptr) - 1):

@@ -22,7 +22,7 @@ from torch_geometric.utils import softmax
 
 from ooc.graph.aggregation import FirstInput, FirstLayerAggregates, Kind, PreAggregation
 from ooc.graph.bag_sum import bag_sum
-from ooc.graph.blocks import Block, edges_by_source
+from ooc.graph.blocks import Block, sorted_by_source
 from ooc.models.dropout import dropout
 from ooc.models.edge_messages import relu_message_sum
 from ooc.models.kept_sums import neighbor_sum
@@ -54,7 +54,7 @@ class _EdgeSum(torch.autograd.Function):
             return None, None, None, None
         x, value, edge_index = ctx.saved_tensors
         grad = grad.contiguous()
-        order, indptr = edges_by_source(edge_index[0], ctx.num_src)
+        order, indptr = sorted_by_source(edge_index[0], ctx.num_src)
         ordered = None if value is None else value[order]
         grad_x = _edge_sum(edge_index[1][order], grad, indptr, ordered)
         if not ctx.by_head:

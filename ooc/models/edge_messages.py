@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ooc.graph.bag_sum import bag_sum
-from ooc.graph.blocks import Block, edges_by_source
+from ooc.graph.blocks import Block, sorted_by_source
 
 EDGES_AT_ONCE, GPU_EDGES_AT_ONCE = 8192, 2**18
 """edges of a piece, so that its messages stay in the CPU cache; on a GPU, so that few kernels do the work"""
@@ -52,7 +52,7 @@ class _ReluMessageSum(torch.autograd.Function):
             for each, needed in zip((x, edge_attr, weight, bias), ctx.needs_input_grad, strict=False)
         )
         grad = grad.contiguous()
-        order, indptr = edges_by_source(edge_index[0], len(x))
+        order, indptr = sorted_by_source(edge_index[0], len(x))
         source = edge_index[0][order]
         for first, stop in _pieces(edge_index):
             edge = order[first:stop]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ooc.graph.bag_sum import bag_sum
-from ooc.graph.blocks import edges_by_source
+from ooc.graph.blocks import sorted_by_source
 from ooc.models.dropout import Of, drop_positive, drop_positive_rows, dropout, level_of, next_draw, scale_of
 from ooc.models.kept_sums import neighbor_sum
 from ooc.models.products import added_products, alone, multiply, plain, weight_gradients
@@ -87,7 +87,7 @@ class _SageLayer(torch.autograd.Function):
             to_neighbor = grad.new_empty(len(grad), weight_neighbor.size(1))
             multiply(to_neighbor, [(grad, weight_neighbor.t())])
             with alone(to_neighbor.size(1) * len(value) * SUM_COST):
-                order, by_source = edges_by_source(edge_index[0], ctx.num_src)
+                order, by_source = sorted_by_source(edge_index[0], ctx.num_src)
                 grad_x = bag_sum(edge_index[1][order], to_neighbor, by_source, value[order])
             multiply(grad_x[: len(self_row)], [(grad, weight_self.t())], add=True)
         of_neighbor, of_self, of_bias = weight_gradients(grad, (neighbor, self_row))

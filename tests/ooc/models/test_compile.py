@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ooc.graph.blocks import edges_by_source
+from ooc.graph.blocks import sorted_by_source
 from ooc.models.builders import build_model
 from ooc.models.compile import compile_model, missing_tools
 from ooc.stores.errors import ConfigError
@@ -98,6 +98,6 @@ def test_a_module_of_its_own_is_compiled_whole(monkeypatch: pytest.MonkeyPatch) 
 def test_edges_are_sorted_by_source_and_keep_their_order(compiling: bool, sources: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.compiler, "is_compiling", lambda: compiling)
-        order, indptr = edges_by_source(torch.tensor(sources, dtype=torch.int64), 7)
+        order, indptr = sorted_by_source(torch.tensor(sources, dtype=torch.int64), 7)
     assert order.tolist() == np.argsort(np.array(sources, np.int64), kind="stable").tolist()
     assert indptr.tolist() == [0, *np.cumsum(np.bincount(np.array(sources, np.int64), minlength=7)).tolist()]
