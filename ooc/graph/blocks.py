@@ -124,6 +124,8 @@ class Block(NamedTuple):
     with importance: stands_for / its sum at the destination); None if all are equal"""
     edge_attr: Tensor | None = None
     """[e, *feature shape]: features of the edges; None where the batch has none"""
+    shared: Any = None
+    """`ooc.graph.shared_edges.SharedEdges` of layers that run on this one block; None where each layer has its own"""
 
 
 def trim(block: Block, num_src: int, num_dst: int, num_edges: int) -> Block:

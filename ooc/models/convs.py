@@ -10,6 +10,8 @@ rescaled. `rescale=False` is PyG's layer on the block's own edges. `sum_kind` is
 sum over all in-edges.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +24,8 @@ from torch_geometric.utils import softmax
 
 from ooc.graph.aggregation import FirstInput, FirstLayerAggregates, Kind, PreAggregation
 from ooc.graph.bag_sum import bag_sum
-from ooc.graph.blocks import Block, sorted_by_source
+from ooc.graph.blocks import Block
+from ooc.graph.shared_edges import SharedEdges, edges_by_source
 from ooc.models.dropout import dropout
 from ooc.models.edge_messages import relu_message_sum
 from ooc.models.kept_sums import neighbor_sum
@@ -42,29 +45,30 @@ class _EdgeSum(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, value: Tensor | None, edge_index: Tensor, indptr: Tensor) -> Tensor:
-        ctx.num_src, ctx.by_head = x.size(0), value is not None and value.dim() == 2
+    def forward(
+        ctx: Any, x: Tensor, value: Tensor | None, edge_index: Tensor, indptr: Tensor, shared: SharedEdges | None
+    ) -> Tensor:
+        ctx.num_src, ctx.by_head, ctx.shared = x.size(0), value is not None and value.dim() == 2, shared
         ctx.save_for_backward(x if ctx.by_head else None, value, edge_index)
         return _edge_sum(edge_index[0], x, indptr, value, neighbor_sum)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         if not (ctx.needs_input_grad[0] or ctx.by_head):
-            return None, None, None, None
+            return None, None, None, None, None
         x, value, edge_index = ctx.saved_tensors
         grad = grad.contiguous()
-        order, indptr = sorted_by_source(edge_index[0], ctx.num_src)
-        ordered = None if value is None else value[order]
-        grad_x = _edge_sum(edge_index[1][order], grad, indptr, ordered)
+        _, pointers, target, ordered = edges_by_source(edge_index, ctx.num_src, value, ctx.shared)
+        grad_x = _edge_sum(target, grad, pointers, ordered)
         if not ctx.by_head:
-            return grad_x, None, None, None
+            return grad_x, None, None, None, None
         heads = value.size(1)
         parts = [
             (x.index_select(0, source) * grad.index_select(0, target)).view(-1, heads, x.size(1) // heads).sum(-1)
             for source, target in zip(edge_index[0].split(EDGES_AT_ONCE), edge_index[1].split(EDGES_AT_ONCE), strict=True)
         ]
-        return grad_x, torch.cat(parts).to(value.dtype), None, None
+        return grad_x, torch.cat(parts).to(value.dtype), None, None, None
 
 
 def _edge_sum(index: Tensor, rows: Tensor, indptr: Tensor, value: Tensor | None, add: Any = bag_sum) -> Tensor:
@@ -83,7 +87,7 @@ def weighted_sum(x: Tensor, block: Block, value: Tensor | None = None) -> Tensor
     `value` is None, [e], or [e, heads] for each head's share of the columns. Deterministic, also on CUDA. Differentiable in x
     where it requires a gradient, and in values of heads.
     """
-    out: Tensor = _EdgeSum.apply(x, value, block.edge_index, block.indptr)  # type: ignore[no-untyped-call]
+    out: Tensor = _EdgeSum.apply(x, value, block.edge_index, block.indptr, block.shared)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -99,6 +103,16 @@ def expansion(block: Block) -> Tensor:
     count = block.indptr.diff()
     ratio = block.degree[: block.num_dst].float() / count.clamp(min=1)
     return ratio[block.edge_index[1]]
+
+
+def mean_share(block: Block, dtype: torch.dtype) -> Tensor:
+    """The weight of each edge in the mean of its destination's edges, [e]."""
+    return block.indptr.diff().clamp(min=1).to(dtype).reciprocal()[block.edge_index[1]]
+
+
+def made_once(block: Block, name: Any, make: Callable[[], Any]) -> Any:
+    """What `make` returns; once for all layers that share the block."""
+    return make() if block.shared is None else block.shared.once(name, make)
 
 
 def narrow_first(block: Block, in_channels: int, out_channels: int) -> bool:
@@ -145,10 +159,10 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
             return self.lin_l(x.neighbor) + self.lin_r(x.self_row)
         share = block.share
         if share is None:
-            share = block.indptr.diff().clamp(min=1).to(exact_dtype(x.dtype)).reciprocal()[block.edge_index[1]]
+            share = made_once(block, ("mean", x.dtype), partial(mean_share, block, exact_dtype(x.dtype)))
         early = narrow_first(block, x.size(1), self.out_channels)
         if memory_efficient_here(x) and not early:
-            return sage_layer(x, share, (block.edge_index, block.indptr), *weights)
+            return sage_layer(x, share, (block.edge_index, block.indptr), *weights, block.shared)
         self_row = self.lin_r(x[: block.num_dst])
         if early:
             return self.joined(weighted_sum(F.linear(x, self.lin_l.weight), block, share), self_row, block)
@@ -222,7 +236,8 @@ def propagated(x: FirstInput, block: Block, rescale: bool) -> Tensor:
     if isinstance(x, FirstLayerAggregates):
         return with_own_row(*x, block)
     exact = exact_dtype(x.dtype)
-    value, self_row = BlockGCNConv.coefficients(block, exact) if rescale else BlockGCNConv.plain_coefficients(block)
+    make = partial(BlockGCNConv.coefficients, block, exact) if rescale else partial(BlockGCNConv.plain_coefficients, block)
+    value, self_row = made_once(block, ("gcn", exact, rescale), make)
     return weighted_sum(x, block, value) + self_row.to(x.dtype).unsqueeze(1) * x[: block.num_dst]
 
 

@@ -15,6 +15,7 @@ from torch_geometric.nn import BatchNorm
 
 from ooc.graph.aggregation import FirstInput, FirstLayerAggregates
 from ooc.graph.blocks import Block, squared
+from ooc.graph.shared_edges import SharedEdges
 from ooc.models.dropout import Of, dropout
 from ooc.models.kept_sums import KeptSums
 from ooc.models.memory_efficient import Relu, activated
@@ -215,7 +216,7 @@ class LayerStack(NamedTuple):
         """(the layers, the rows that the first one takes); see `run_layers`. seen: whether rows between layers are."""
         square = bool(len(layers)) and getattr(layers[0], "square", False)
         if square:
-            blocks = [squared(blocks[0])] * len(layers)
+            blocks = [squared(blocks[0])._replace(shared=SharedEdges())] * len(layers)
         _check_input(len(layers), x, blocks)
         out = as_input(x, *(part for part in (encoder, *layers, decoder) if part is not None))
         if encoder is not None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ooc.graph.bag_sum import bag_sum
-from ooc.graph.blocks import sorted_by_source
+from ooc.graph.shared_edges import SharedEdges, edges_by_source
 from ooc.models.dropout import Of, drop_positive, drop_positive_rows, dropout, level_of, next_draw, scale_of
 from ooc.models.kept_sums import neighbor_sum
 from ooc.models.products import added_products, alone, multiply, plain, weight_gradients
@@ -70,11 +70,12 @@ class _SageLayer(torch.autograd.Function):
         weight_neighbor: Tensor,
         bias: Tensor,
         weight_self: Tensor,
+        shared: SharedEdges | None,
     ) -> Tensor:
         edge_index, indptr = edges
         with alone(len(value) * SUM_COST * x.size(1)):
             neighbor, self_row = neighbor_sum(edge_index[0], x, indptr, value), x[: len(indptr) - 1].clone()
-        ctx.num_src = len(x)
+        ctx.num_src, ctx.shared = len(x), shared
         ctx.save_for_backward(neighbor, self_row, value, edge_index, weight_neighbor, weight_self)
         return added_products(bias, (neighbor, weight_neighbor, self_row, weight_self))
 
@@ -87,21 +88,28 @@ class _SageLayer(torch.autograd.Function):
             to_neighbor = grad.new_empty(len(grad), weight_neighbor.size(1))
             multiply(to_neighbor, [(grad, weight_neighbor.t())])
             with alone(to_neighbor.size(1) * len(value) * SUM_COST):
-                order, by_source = sorted_by_source(edge_index[0], ctx.num_src)
-                grad_x = bag_sum(edge_index[1][order], to_neighbor, by_source, value[order])
+                _, pointers, target, value = edges_by_source(edge_index, ctx.num_src, value, ctx.shared)
+                grad_x = bag_sum(target, to_neighbor, pointers, value)
             multiply(grad_x[: len(self_row)], [(grad, weight_self.t())], add=True)
         of_neighbor, of_self, of_bias = weight_gradients(grad, (neighbor, self_row))
-        return grad_x, None, None, of_neighbor, of_bias, of_self
+        return grad_x, None, None, of_neighbor, of_bias, of_self, None
 
 
 def sage_layer(
-    x: Tensor, value: Tensor, edges: tuple[Tensor, Tensor], weight_neighbor: Tensor, bias: Tensor, weight_self: Tensor
+    x: Tensor,
+    value: Tensor,
+    edges: tuple[Tensor, Tensor],
+    weight_neighbor: Tensor,
+    bias: Tensor,
+    weight_self: Tensor,
+    shared: SharedEdges | None = None,
 ) -> Tensor:
     """GraphSAGE's neighbor sum and its two linear maps: x [num_src, f] -> [num_dst, g].
 
-    `value` is float32[e]; `edges` are edge_index int64[2, e] and indptr int64[num_dst + 1], as in `Block`.
+    `value` is float32[e]; `edges` are edge_index int64[2, e] and indptr int64[num_dst + 1], and `shared`, as in
+    `Block`.
     """
-    out: Tensor = _SageLayer.apply(x, value, edges, weight_neighbor, bias, weight_self)  # type: ignore[no-untyped-call]
+    out: Tensor = _SageLayer.apply(x, value, edges, weight_neighbor, bias, weight_self, shared)  # type: ignore[no-untyped-call]
     return out
 
 
