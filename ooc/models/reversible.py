@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch_geometric.nn.models.rev_gnn import GroupAddRev
 
 from ooc.graph.blocks import Block
@@ -45,6 +46,41 @@ class ReversibleBlock(nn.Module):
         return out
 
 
+class _Inverted(torch.autograd.Function):
+    """A reversible layer that frees its input. The backward pass runs each block once, on what it read: from that follow the
+    layer's input and the gradients (PyG's function runs it twice)."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: "ReversibleLayer", block: Block, mask: Tensor | None, x: Tensor, *_: Tensor) -> Tensor:
+        out: Tensor = layer._forward(x.detach(), block, mask)
+        ctx.layer, ctx.block, ctx.mask, ctx.x, ctx.out = layer, block, mask, x, out.detach()
+        x.untyped_storage().resize_(0)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        if ctx.out is None:
+            raise RuntimeError("a reversible model is gone through backward once: its outputs are freed on the way")
+        convs, out, x, ctx.out = ctx.layer.convs, ctx.out, ctx.x.data, None
+        x.untyped_storage().resize_(out.untyped_storage().nbytes())
+        above, below, grads = (each.chunk(len(convs), dim=1) for each in (out, x, grad))
+        masks, grads = len(convs) * [None] if ctx.mask is None else ctx.mask.chunk(len(convs), dim=1), list(grads)
+        of_parameters: list[Tensor | None] = []
+        for group in reversed(range(len(convs))):
+            rows = (above[group - 1] if group else sum(below[2:], start=below[1])).detach().requires_grad_()
+            with torch.enable_grad():
+                added = convs[group](rows, ctx.block, masks[group])
+            wanted = [rows, *(each for each in convs[group].parameters() if each.requires_grad)]
+            of_rows, *of_block = torch.autograd.grad(added, wanted, grads[group], allow_unused=True)
+            torch.sub(above[group], added.detach(), out=below[group])
+            of_parameters = [*of_block, *of_parameters]
+            for read in [group - 1] if group else range(1, len(convs)):
+                grads[read] = grads[read] + of_rows
+        out.untyped_storage().resize_(0)
+        return None, None, None, torch.cat(grads, dim=1), *of_parameters
+
+
 class ReversibleLayer(GroupAddRev):  # type: ignore[misc]
     """PyG's GroupAddRev of `ReversibleBlock`, on a block whose destinations are all its sources.
 
@@ -69,8 +105,16 @@ class ReversibleLayer(GroupAddRev):  # type: ignore[misc]
 
     def forward(self, x: Tensor, block: Block, mask: Tensor | None = None) -> Tensor:
         """mask: of `ooc.models.layers.dropout_mask`, [num_src, channels]."""
-        out: Tensor = super().forward(x, block, mask) if torch.is_grad_enabled() else self._forward(x, block, mask)
+        out: Tensor
+        if torch.is_grad_enabled() and not self.disable:
+            out = _Inverted.apply(self, block, mask, x, *self.trained())  # type: ignore[no-untyped-call]
+        else:
+            out = self._forward(x, block, mask)
         return out
+
+    def trained(self) -> list[nn.Parameter]:
+        """Parameters of the groups in turn, without frozen ones."""
+        return [parameter for block in self.convs for parameter in block.parameters() if parameter.requires_grad]
 
     def steps(self) -> list["GroupStep"]:
         """The layer as one of each group, which any block will do for."""

@@ -77,6 +77,33 @@ def test_gradients_equal_those_of_stored_activations(name: str) -> None:
         assert (a - b).norm() <= 1e-9 * b.norm()
 
 
+def test_frozen_parameters_have_no_gradient_and_the_others_theirs() -> None:
+    edge_index, x = hub_graph(), torch.randn(NODES, X_CHANNELS)
+    blocks = full_blocks(edge_index, NODES, 1)
+    found = []
+    for stores in (False, True):
+        model = make("revsage", 5, 0.2, groups=4, stores=stores).double()
+        frozen = [
+            *model.encoder.parameters(),
+            *model.layers[0].convs[1].parameters(),
+            model.layers[2].convs[3].conv.lin_l.weight,
+        ]
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        found.append(gradients(model, x.double(), blocks))
+        assert all(parameter.grad is None for parameter in frozen)
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_a_second_backward_pass_is_refused() -> None:
+    (layer,), (block,) = make("revsage", 1).layers, full_blocks(hub_graph(), NODES, 1)
+    out = layer(torch.randn(NODES, HIDDEN), block).sum()
+    out.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="once"):
+        out.backward()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_sampled_batches_are_the_sampled_graph_and_their_gradients_those_of_stored_activations(name: str) -> None:
     edge_index, x = hub_graph(), torch.randn(NODES, X_CHANNELS)
