@@ -21,7 +21,7 @@ from ooc.stores.errors import ConfigError
 
 NAMES = {"revsage": "sage", "revgat": "gat", "revgcn": "gcn"}
 """reversible models, and the convolution of each"""
-WIDTHS_ALIVE = {"revsage": 4, "revgat": 10, "revgcn": 4}
+WIDTHS_ALIVE = {"revsage": 4, "revgat": 8, "revgcn": 4}
 """a batch's rows of the hidden width, in units of what `ooc.loading.batch_bytes` counts for a layer, that training a reversible
 model takes at most, however many layers it has: the mask of dropout, the rows, and what one layer saves (measured)"""
 
