@@ -1,8 +1,8 @@
 """What layers that run on one block make of its edges, made once for all of them.
 
-The gradient of a sum over in-edges is a sum over out-edges, for which edges are sorted by source: that takes several times as
-long as the sum itself. The same layer after layer, it is kept where many layers share a block: 12 bytes an edge for the sums,
-and 12 for what the order is made of, no more than each layer takes for itself while it makes them.
+The gradient of a sum over in-edges is a sum over out-edges, for which edges are sorted by source. The same layer after layer,
+that order is kept where many layers share a block: 12 bytes an edge for the sums, and 12 for what the order is made of, no more
+than each layer takes for itself while it makes them.
 """
 
 from collections.abc import Callable
