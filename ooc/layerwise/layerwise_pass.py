@@ -25,7 +25,7 @@ from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.node_ranges import node_ranges
 from ooc.layerwise.ops import LayerModules, LayerObserver
 from ooc.layerwise.pass_notes import PassNotes, PassStart, start_of
-from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerwisePlan, Op, forward_ops, plan_layerwise
+from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerwisePlan, Op, forward_ops, plan_layerwise, ram_bytes
 from ooc.layerwise.row_files import Files, PassStore
 from ooc.layerwise.shape import besides_bytes, check_hub, over_rows, parts_of, room_in, shape_of
 from ooc.loading.feature_cache import registry_of
@@ -147,6 +147,11 @@ class LayerwisePass:
         return digest(f"{self.dataset.fingerprint} {self._upto} {self.model}", on_host(sorted(self.model.state_dict().items())))
 
     @property
+    def spare(self) -> int:
+        """Bytes that a pass leaves of its memory, for rows of batches; none where it does not keep everything in memory."""
+        return max(0, self._room - ram_bytes(self.shape)) if self.plan.in_ram else 0
+
+    @property
     def ops(self) -> tuple[Op, ...]:
         """What is done, in order, after the edges are put in order."""
         return forward_ops(self.shape, self.plan)
@@ -160,7 +165,9 @@ class LayerwisePass:
         Raises StoreError where the disk fails or is full (what was finished is kept), or another process uses the folder.
         """
         self.files.lock()
-        scoring = registry_of(self.dataset.stored("x")).begin_scans()  # the rows that wait in memory for the next batches go
+        stored = self.dataset.stored("x")
+        registry = registry_of(stored)
+        scoring = registry.begin_scans(self.spare)  # where the rows that wait for the next batches have no room, they go
         try:
             key = self.fingerprint()
             going_on = None if anew else self._resumed(key)
@@ -170,7 +177,8 @@ class LayerwisePass:
             if self._tiles is None:
                 self._tiles = self._open_tiles(progress)
             self.stats.restart()
-            store = PassStore(self.files, self.dataset, self.shape, self.plan, self.stats)
+            there = registry.whole(stored.shape[0]) if self.spare else None
+            store = PassStore(self.files, self.dataset, self.shape, self.plan, self.stats, there)
             modules = LayerModules(self._parts, self.shape, DropoutKeys(), observer)
             scans = NodeScans(self.dataset, self.shape, store, self._tiles, self.stats, modules.device)
             executor = ForwardExecutor(modules, store, scans)

@@ -225,7 +225,8 @@ class RowWriter:
 
 
 class RowStore:
-    """Values by name, in one dtype. columns: of a row, by name; count: rows, by name, of those that have others than nodes."""
+    """Values by name, in one dtype. columns: of a row, by name; count: rows, by name, of those that have others than nodes.
+    x: the feature rows, by default those of the store."""
 
     def __init__(
         self,
@@ -235,10 +236,11 @@ class RowStore:
         stats: IoStats,
         buffers: Buffers,
         count: Mapping[str, int] = MappingProxyType({}),
+        x: Rows | None = None,
     ) -> None:
         self.dtype, self._dataset, self._columns, self._stats, self._buffers = dtype, dataset, columns, stats, buffers
         self._nodes, self._count, self._writer = dataset.num_nodes, count, RowWriter(stats.written)
-        self._x: Rows = dataset.stored("x")
+        self._x: Rows = dataset.stored("x") if x is None else x
 
     def open(self, name: str) -> Kept:
         """The rows of a value, made where there are none."""
@@ -307,15 +309,17 @@ class RowStore:
 
 class PassStore(RowStore):
     """The float32 values of a forward pass in `files`, some of them in blocks of columns. A block goes by the name of its
-    file."""
+    file. x: see `RowStore`."""
 
-    def __init__(self, files: Files, dataset: Dataset, shape: ModelShape, plan: LayerwisePlan, stats: IoStats) -> None:
+    def __init__(
+        self, files: Files, dataset: Dataset, shape: ModelShape, plan: LayerwisePlan, stats: IoStats, x: Rows | None = None
+    ) -> None:
         layers = range(len(shape.layers))
         refs = [ref for layer in (*layers, len(layers)) for ref in shape.made(layer) if ref != FEATURES]
         refs += [ValueRef("sums", layer) for layer in layers if shape.layers[layer].kind is not None]
         kept = {ref.name: files_of(shape, plan, ref) for ref in refs}
         columns = dict(own for each in kept.values() for own in each)
-        super().__init__(dataset, np.dtype(np.float32), columns, stats, Buffers(kept=8, direct=True, least_bytes=1))
+        super().__init__(dataset, np.dtype(np.float32), columns, stats, Buffers(kept=8, direct=True, least_bytes=1), x=x)
         self._files = files
         self._blocks = {name: [file for file, _ in own] for name, own in kept.items()} | {file: [file] for file in columns}
 

@@ -6,6 +6,7 @@ read is a function of the batches and the budget, never of timing.
 
 import threading
 import weakref
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.runtime.clock import waiting
-from ooc.stores.arrays.rows import AnyArray, Rows
+from ooc.stores.arrays.rows import AnyArray, Ids, Rows, check_request
 from ooc.stores.jit import kernel
 
 Slots = NDArray[np.int32]
@@ -81,6 +82,12 @@ class CachedNodes:
         order = np.argsort(merged, kind="stable")  # two ascending runs
         change = CacheChange(carried, evicted, out[used_before < 0], np.concatenate([stay, ~new])[order])
         return CachedNodes(merged[order], np.concatenate([recent_uses[stay], uses[new]])[order]), change
+
+    def missing(self, node: NDArray[Any]) -> NDArray[np.int64]:
+        """int64: those of `node` (ascending) whose rows are not in memory, ascending."""
+        found = np.empty(len(node), np.int32)
+        shared_rows(node, self.node, found)
+        return node[found < 0].astype(np.int64)
 
     def _coldest(self, may_go: NDArray[np.bool_], count: int) -> NDArray[np.int32]:
         """int32[max(0, count)], ascending: positions of so many rows that may go, the coldest."""
@@ -155,6 +162,36 @@ class RowCache:
             self._changed.notify_all()
 
 
+class CachedRows:
+    """The rows of a cache that has all there are, as `Rows`; nothing is read from disk."""
+
+    def __init__(self, cache: RowCache) -> None:
+        self._rows, self._slot = cache.rows, cache.slot
+        self.shape, self.dtype = (len(cache.slot), *cache.rows.shape[1:]), cache.rows.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        return int(self.dtype.itemsize * np.prod(self.shape[1:], dtype=np.int64))
+
+    def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
+        """See `Rows.read`."""
+        check_request(self, ids, out, at)
+        if at is None:
+            np.take(self._rows, self._slot[ids], axis=0, out=out, mode="clip")
+        else:
+            out[at] = self._rows[self._slot[ids]]
+        return 0
+
+    def submit(self, ids: Ids, out: AnyArray) -> Future[int]:
+        """See `Rows.submit`."""
+        future: Future[int] = Future()
+        future.set_result(self.read(ids, out))
+        return future
+
+    def close(self) -> None:
+        """Do nothing: the memory is the cache's."""
+
+
 class RowLease:
     """One pipeline's reading of the rows. cache: where rows stay, None for shared scans (`ooc.loading.shared_scan`), which keep
     none; registry: None for a cache that nobody else is to have; alone: whether nobody else read the rows when it began."""
@@ -214,12 +251,22 @@ class CacheRegistry:
             self._lent = True
             return self._begun(self._cache)
 
-    def begin_scans(self) -> RowLease:
-        """A reader begins that keeps no rows: those that wait here go. Waits for those that are stopping."""
+    def begin_scans(self, spare: int = 0) -> RowLease:
+        """A reader begins that keeps no rows: those that wait here go, unless their memory is `spare` bytes at most. Waits for
+        those that are stopping."""
         with self._changed:
             self._settle()
-            self._cache = self._cache if self._lent else None
+            if not self._lent and self._cache is not None and self._cache.rows.nbytes > spare:
+                self._cache = None
             return self._begun(None)
+
+    def whole(self, count: int) -> "CachedRows | None":
+        """All rows, `count`, where they wait in memory; good until the cache is lent again."""
+        with self._changed:
+            cache = None if self._lent else self._cache
+            if cache is None or len(cache.slot) < count or (cache.slot < 0).any():
+                return None
+            return CachedRows(cache)
 
     def _begun(self, cache: RowCache | None) -> RowLease:
         lease = RowLease(cache, self, not self._readers)

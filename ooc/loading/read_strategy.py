@@ -54,6 +54,10 @@ class ReadStrategy(ABC):
         """Whether there is memory for freed blocks that the C library keeps."""
         return False
 
+    def cache_bytes(self, budget: MemoryPlan) -> int:
+        """Most bytes of nodes' feature rows that stay in memory for the next epoch."""
+        return 0
+
     def pool(self, budget: MemoryPlan) -> int:
         """Bytes for all batches and groups of them that are alive at once."""
         return budget.batches

@@ -51,7 +51,8 @@ class FilledRows(NamedTuple):
     """Where the rows of one array are."""
 
     slot: Slots
-    """int32[u]: in the array's cache; valid for the first `done` batches"""
+    """int32[u]: in the array's cache, valid for the first `done` batches; -1 for a row that could not be read, which none of
+    these uses"""
     idle: Slots
     """slots to give back before the first batch"""
 
@@ -66,6 +67,18 @@ class Superbatches(ReadStrategy):
         """Groups batches. pool: bytes for all that is alive; residents: of each array, what is in memory before."""
         kept = [CachedNodes.none()] * len(self.stages.disk_arrays) if residents is None else residents
         return SuperbatchPlanner(self.stages, self.memory, pool, tuple(kept))
+
+    def cache_bytes(self, budget: MemoryPlan) -> int:
+        """See `ReadStrategy`."""
+        pool = self.pool(budget)
+        pools = self._pools(self.planner(pool), pool)
+        return sum(_slots(each.rows, own) * each.rows.row_bytes for each, own in pools if each.rows is self.disk_rows)
+
+    def _pools(self, planner: SuperbatchPlanner, pool: int) -> list[tuple[BatchArray, int]]:
+        """Each array with the bytes of its cache at most, of `pool` bytes for all."""
+        # A batch may have more of one array than that array's share.
+        spare = self.memory.max_bytes if len(planner.arrays) > 1 else 0
+        return [(array, int(pool * share) + spare) for array, share in zip(planner.arrays, planner.shares, strict=True)]
 
     def pipeline(self, cursors: Iterator[Cursor], budget: MemoryPlan, prefetch: int, clocks: dict[str, Clock]) -> Pipeline:
         own = clocks_of(clocks, ("sample", "group", "read", "collate"))
@@ -87,10 +100,9 @@ class SuperbatchSession(ReadSession):
         self._number, self._columns = list(stages.disk_arrays), whole.columns
         self._passes = HostPasses([] if self.sample.apart else [each.rows for each in whole.arrays], self.sample.order)
         self._arrays: list[_ArrayReader] = []
-        spare = most if len(whole.arrays) > 1 else 0  # a batch may have more of one array than that array's share
         try:
-            for array, share in zip(whole.arrays, whole.shares, strict=True):
-                self._arrays.append(_ArrayReader(array, stages.load, int(pool * share) + spare, most))
+            for array, own in strategy._pools(whole, pool):
+                self._arrays.append(_ArrayReader(array, stages.load, own, most))
             room = pool // SECOND_SHARE if any(each.second for each in self._arrays) else pool
             planner = strategy.planner(room, [each.residents for each in self._arrays])
             self._planner = replace(planner, first_alone=alone, ends=self._passes.ends)
@@ -175,7 +187,7 @@ class _ArrayReader:
         """Begin to read a superbatch's rows."""
         with self._lock:
             self._last, self.final = changes, None
-        self._cache.give(self._slot[changes.early])
+        self.give(self._slot[changes.early])
         slot = np.full(len(changes.carried), -1, np.int32)
         there = changes.carried >= 0
         slot[there] = self._slot[changes.carried[there]]
@@ -204,8 +216,8 @@ class _ArrayReader:
         return FilledRows(slot, self._slot[changes.idle])
 
     def give(self, slot: Slots) -> None:
-        """Give slots back."""
-        self._cache.give(slot)
+        """Give slots back, of those rows that have one."""
+        self._cache.give(slot[slot >= 0])
 
     def end_of(self, changes: RowChanges) -> None:
         """All batches of a superbatch are gathered."""
@@ -238,11 +250,15 @@ class _Fill(NamedTuple):
 
 def _lent(rows: Rows, pool: int, max_bytes: int) -> tuple[RowLease, bool]:
     """The rows' cache, of so many bytes; a second pipeline at the same time has a smaller one of its own, and True."""
-    lease = registry_of(rows).lend(min(pool // rows.row_bytes + 1, rows.shape[0]), rows)
+    lease = registry_of(rows).lend(_slots(rows, pool), rows)
     if lease is not None:
         return lease, False
-    room = pool // SECOND_SHARE
-    return own_cache(min(room // rows.row_bytes + max_bytes // rows.row_bytes + 1, rows.shape[0]), rows), True
+    return own_cache(_slots(rows, pool // SECOND_SHARE + max_bytes), rows), True
+
+
+def _slots(rows: Rows, pool: int) -> int:
+    """Rows that a cache of so many bytes has room for."""
+    return min(pool // rows.row_bytes + 1, rows.shape[0])
 
 
 def _moved(source: NDArray[np.int32], before: Slots, own: Slots) -> Slots:

@@ -22,6 +22,8 @@ from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CacheChange, CachedNodes, shared_rows
 from ooc.loading.read_strategy import AHEAD, Deferred, GroupEnds, grouped
 from ooc.loading.stages import BatchArray, BatchStages
+from ooc.loading.whole_reads import reads_most
+from ooc.stores.arrays.rows import Rows
 
 FIRST_BYTES, GROWTH = 2**30, 4
 """Of an epoch's first superbatch, so that training starts soon (a smaller one is hardly read faster); each next one may have
@@ -96,6 +98,14 @@ class UsedRows:
     """float32[u]: how many do"""
     limit: int
     """rows of the array in memory at most, with this superbatch's"""
+    room: int
+    """rows that the superbatch may have at most"""
+
+    def of_all(self, count: int) -> "UsedRows":
+        """The same with all rows there are, `count`; no batch uses the others."""
+        last, uses = np.zeros(count, np.int32), np.zeros(count, np.float32)
+        last[self.ids], uses[self.ids] = self.last, self.uses
+        return replace(self, ids=narrow(np.arange(count)), last=last, uses=uses)
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,17 @@ class SuperbatchSketch:
 
     batches: tuple[CompactBatch, ...]
     arrays: tuple[UsedRows, ...]
+
+    def with_all_rows(self, counts: Sequence[int | None]) -> "SuperbatchSketch":
+        """The same batches, with all rows of some arrays. counts: of each array, how many those are; None: its rows stay."""
+        arrays = tuple(own if n is None else own.of_all(n) for own, n in zip(self.arrays, counts, strict=True))
+        known = list(zip(self.arrays, counts, strict=True))
+        batches = [
+            [row if n is None else own.ids[row].astype(np.int32) for row, (own, n) in zip(batch.row, known, strict=True)]
+            for batch in self.batches
+        ]
+        packed = tuple(CompactBatch(each.drawn, tuple(row)) for each, row in zip(self.batches, batches, strict=True))
+        return SuperbatchSketch(packed, arrays)
 
 
 @dataclass(frozen=True)
@@ -145,7 +166,7 @@ class _Union:
     def __init__(self) -> None:
         self._table = RelabelTable()
         self._last, self._uses = np.empty(0, np.int32), np.empty(0, np.float32)
-        self._size = self._most = self.limit = 0
+        self._size = self._most = self.limit = self._room = 0
 
     def number(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
         """int32[n]: the numbers of a batch's rows, which are not in the superbatch before `take`."""
@@ -158,21 +179,21 @@ class _Union:
         size = self._table.size
         return max(size / most_rows, (size + self._most) / max(1, limit))
 
-    def take(self, number: NDArray[np.int32], batch: int, limit: int) -> None:
+    def take(self, number: NDArray[np.int32], batch: int, most_rows: int, limit: int) -> None:
         """Take the rows numbered last in, as those of that batch."""
         self._size = size = self._table.size
         self._last = _grown(self._last, size)
         self._last[number] = batch
         self._uses = _grown(self._uses, size)
         self._uses[number] += 1  # once, also where seeds repeat
-        self.limit = max(limit, size)
+        self.limit, self._room = max(limit, size), min(most_rows, limit - self._most)
 
     def finish(self) -> tuple[UsedRows, NDArray[np.int32]]:
         """(the rows, int32[u]: each number's position among them)."""
         ids, rank = self._table.ascending(self._size)
         last, uses = np.empty(self._size, np.int32), np.empty(self._size, np.float32)
         last[rank], uses[rank] = self._last[: self._size], self._uses[: self._size]
-        return UsedRows(narrow(ids), last, uses, self.limit), rank
+        return UsedRows(narrow(ids), last, uses, self.limit, self._room), rank
 
 
 class SuperbatchDraft:
@@ -197,12 +218,13 @@ class SuperbatchDraft:
         self._active = max(self._active, memory.activation_bytes(drawn))
         self._drawing = max(self._drawing, drawn.subgraph.nbytes)
         limits = planner.rows_limits(kept, self._batch, self._active, self._drawing)
-        fill = max(union.filled(*most) for union, *most in zip(self._unions, self._most_rows, limits, strict=True))
+        rooms = list(zip(self._most_rows, limits, strict=True))
+        fill = max(union.filled(*room) for union, room in zip(self._unions, rooms, strict=True))
         if self._batches and fill > 1:
             return False
         self.fill = fill
-        for union, number, limit in zip(self._unions, numbers, limits, strict=True):
-            union.take(number, len(self._batches), limit)
+        for union, number, room in zip(self._unions, numbers, rooms, strict=True):
+            union.take(number, len(self._batches), *room)
         self._batches.append(packed)
         self._kept = kept
         return True
@@ -262,6 +284,12 @@ class SuperbatchPlanner:
         """Of each array, its share of the memory of rows."""
         return shares_of(self.arrays, self.memory.edges_per_node, self.pool_bytes)
 
+    @cached_property
+    def stays_whole(self) -> tuple[bool, ...]:
+        """Of each array, whether all of its rows stay in memory, once read."""
+        needs = whole_shares(self.arrays, self.pool_bytes)
+        return tuple(need <= share for need, share in zip(needs, self.shares, strict=True))
+
     @property
     def first_rows(self) -> list[int]:
         """Of each array, the rows of an epoch's first superbatch at most."""
@@ -298,7 +326,8 @@ class SuperbatchPlanner:
         for sketch in islice(sketches, int(self.first_alone)):
             arrays = [cache.once(used, len(sketch.batches)) for cache, used in zip(caches, sketch.arrays, strict=True)]
             yield Superbatch(sketch.batches, tuple(arrays))
-        for sketch in sketches:
+        for own in sketches:
+            sketch = self._whole(own, caches)
             before = None if waiting is None else waiting.batches
             changes = [cache.take(used, before) for cache, used in zip(caches, sketch.arrays, strict=True)]
             if before is not None:
@@ -307,6 +336,13 @@ class SuperbatchPlanner:
         if waiting is not None:
             yield Superbatch(waiting.batches, tuple(cache.last(waiting.batches) for cache in caches))
         sketches.check()
+
+    def _whole(self, sketch: SuperbatchSketch, caches: Sequence["_Cache"]) -> SuperbatchSketch:
+        """The superbatch, with all rows of those arrays that stay in memory and that its batches read the most of."""
+        counts: list[int | None] = []
+        for stays, array, used, cache in zip(self.stays_whole, self.arrays, sketch.arrays, caches, strict=True):
+            counts.append(array.rows.shape[0] if stays and cache.reads_most(used, array.rows) else None)
+        return sketch if counts == [None] * len(counts) else sketch.with_all_rows(counts)
 
 
 def shares_of(arrays: Sequence[BatchArray], edges_per_node: float, pool_bytes: int) -> tuple[float, ...]:
@@ -320,13 +356,18 @@ def shares_of(arrays: Sequence[BatchArray], edges_per_node: float, pool_bytes: i
     left, found = 1.0, dict[int, float]()
     cost = [each.rows.row_bytes + ROW_BYTES for each in arrays]
     weight = [each * (edges_per_node if array.of_edges else 1.0) for each, array in zip(cost, arrays, strict=True)]
-    whole = [_HEADROOM * each * array.rows.shape[0] / max(1, pool_bytes) for each, array in zip(cost, arrays, strict=True)]
+    whole = whole_shares(arrays, pool_bytes)
     order = sorted(range(len(arrays)), key=lambda i: whole[i] / weight[i])  # those that need less than their share come first
     for position, i in enumerate(order):
         own = left * weight[i] / sum(weight[j] for j in order[position:])
         found[i] = own if position == len(order) - 1 else min(own, whole[i])
         left -= found[i]
     return tuple(found[i] for i in range(len(arrays)))
+
+
+def whole_shares(arrays: Sequence[BatchArray], pool_bytes: int) -> list[float]:
+    """Of each array, the share of the memory of rows with which all of them stay in memory; may be more than 1."""
+    return [_HEADROOM * (each.rows.row_bytes + ROW_BYTES) * each.rows.shape[0] / max(1, pool_bytes) for each in arrays]
 
 
 class _Cache:
@@ -345,6 +386,12 @@ class _Cache:
             linked = _linked(*self._waiting, len(before), change.evicted, change.idle, None)
         self._waiting = used, change, change.idle if self._waiting is None else np.empty(0, np.int32)
         return linked
+
+    def reads_most(self, used: UsedRows, rows: Rows) -> bool:
+        """Whether a superbatch that reads its missing rows is to read all that are missing."""
+        if not len(used.ids) < rows.shape[0] <= used.room:
+            return False
+        return reads_most(rows, self._residents.missing(used.ids))
 
     def once(self, used: UsedRows, batches: int) -> RowChanges:
         """The changes of a superbatch of so many batches, before all others, that leaves none of its rows in memory."""

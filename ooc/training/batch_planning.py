@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -37,6 +37,16 @@ from ooc.training.node_mode import EXACT_FOLDER, NodeMode
 
 LEAST_COVERAGE = 1e-9
 """a subgraph, where the coefficients of GraphSAINT do not matter"""
+
+
+class PassCosts(NamedTuple):
+    """Of a layer-wise pass: the process's bytes at most, and those read and written. rows_stay: whether it leaves the rows in
+    memory that batches keep there."""
+
+    peak: int
+    read: int
+    written: int
+    rows_stay: bool
 
 
 class BatchPlanning(NodeMode):
@@ -147,11 +157,12 @@ class BatchPlanning(NodeMode):
         epochs = -(-steps // self.steps_per_epoch)
         emptied = [epoch for epoch in range(1, epochs) if self._empties_memory(epoch)]
         pool, x = self.loader.pool, self.loader.strategy.stages.load.x
+        stay = all(each.rows_stay for each in self._passes())
         filled = {} if pool is None or not on_disk(x) else {"pool": pool.nbytes, "pool_rows": pool.slots.capacity}
         return Upkeep(
             fills=len({1, *emptied}) if epochs > 1 else 0,
-            emptied=len(emptied) / max(1, epochs - 1),
-            scan_peak=self._pass_costs(EXACT_FOLDER, None)[0] if self.scores_by_layers else 0,
+            emptied=0.0 if stay else len(emptied) / max(1, epochs - 1),
+            scan_peak=max((each.peak for each in self._passes()), default=0),
             pool_s=filled.get("pool", 0) * cost_of(x).byte_s,
             **filled,
         )
@@ -160,15 +171,22 @@ class BatchPlanning(NodeMode):
         """Whether a layer-wise pass behind so many epochs takes the memory of what batches keep there."""
         return self.scores_by_layers and (epochs % self.config.eval_every == 0 or epochs == self.config.epochs)
 
-    def _pass_costs(self, folder: str, upto: int | None) -> tuple[int, int, int]:
-        """(the process's bytes at most, bytes read, bytes written) of a layer-wise pass over all nodes."""
+    def _passes(self) -> list[PassCosts]:
+        """Of each kind of layer-wise pass that the run makes."""
+        return [self._pass_costs(EXACT_FOLDER, None)] if self.scores_by_layers else []
+
+    def _pass_costs(self, folder: str, upto: int | None) -> PassCosts:
+        """What a layer-wise pass over all nodes takes, with the rows of batches where these stay in memory."""
+        rows = self.loader.strategy.cache_bytes(self.loader.budget)
         beside = 0 if upto is not None or self.exact is None else self.exact.beside
         settings: dict[str, Any] = {"upto": upto, "beside": beside, "budget": self.budget}
         with closing(LayerwisePass(self.model, self.dataset, self.config.out / folder, **settings)) as scan:
             whole, under_way = ram_bytes(scan.shape), besides_bytes(scan.shape, self.dataset.graph)
             taken = whole + min(whole, under_way) if scan.plan.in_ram else scan.plan.memory + under_way
+            stay = rows <= scan.spare
+            taken += rows if stay else 0
             most = min(resident_bytes()[0] + taken, self.batch_budget.memory)  # libraries are loaded by the profile
-            return most, *scan.plan.moved(scan.shape)
+            return PassCosts(most, *scan.plan.moved(scan.shape), stay)
 
     @classmethod
     def choices(cls, dataset: Dataset) -> Iterator[dict[str, Any]]:

@@ -39,6 +39,7 @@ from ooc.stores.io.atomic import remove_tree
 from ooc.stores.io.pages import PAGE_BYTES
 from ooc.stores.io.read_plan import plan_by_cost
 from ooc.training.batch_modes import PartMode
+from ooc.training.batch_planning import PassCosts
 from ooc.training.mode import RunContext, RunState, Scores
 
 REFRESH_FOLDER = "refresh"
@@ -337,7 +338,7 @@ class HistoryMode(PartMode):
         refreshed = range(every, steps // self.steps_per_epoch + 1, every) if every else range(0)
         apart = sum(not super(HistoryMode, self)._empties_memory(epoch) for epoch in refreshed)
         layers = len(histories.row_bytes)
-        peak, read, written = self._pass_costs(REFRESH_FOLDER, layers) if apart else (0, 0, 0)
+        read, written = self._refresh_costs(layers) if apart else (0, 0)
         rows = self.dataset.num_nodes * (histories.node_bytes + STAMP_BYTES)
         return replace(
             base,
@@ -345,8 +346,19 @@ class HistoryMode(PartMode):
             refresh_read=apart * read,
             refresh_written=apart * written + len(refreshed) * rows,
             drift_read=self._drift_read(histories),
-            scan_peak=max(base.scan_peak, peak),
         )
+
+    def _passes(self) -> list[PassCosts]:
+        refreshes = [self._pass_costs(REFRESH_FOLDER, len(self._shape.row_bytes))] if self._refresh_every() else []
+        return [*super()._passes(), *refreshes]
+
+    def _refresh_costs(self, layers: int) -> tuple[int, int]:
+        """Bytes read and written by a refresh of so many layers that shares no pass with scores. Where all features stay in
+        memory they are there, as the parts of an epoch have every node."""
+        refresh, x = self._pass_costs(REFRESH_FOLDER, layers), self.loader.strategy.disk_rows
+        whole = 0 if x is None else x.shape[0] * x.row_bytes
+        there = refresh.rows_stay and self.loader.strategy.cache_bytes(self.loader.budget) == whole
+        return refresh.read - (whole if there else 0), refresh.written
 
     def _refresh_every(self) -> int:
         """Epochs between refreshes; 0 where there are none, or it depends on the drift."""
