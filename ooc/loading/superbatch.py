@@ -27,8 +27,9 @@ from ooc.loading.read_strategy import (
     first_alone,
     read_all_or_each,
 )
+from ooc.loading.row_changes import RowChanges, UsedRows
 from ooc.loading.stages import BatchArray, LoadStage
-from ooc.loading.superbatch_plan import RowChanges, Superbatch, SuperbatchPlanner, UsedRows
+from ooc.loading.superbatch_plan import Superbatch, SuperbatchPlanner
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import SECOND_SHARE, MemoryPlan

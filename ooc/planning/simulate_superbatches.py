@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CachedNodes
+from ooc.loading.row_changes import RowChanges
 from ooc.loading.stages import BatchArray
 from ooc.loading.superbatch import PIECE_ROWS
-from ooc.loading.superbatch_plan import ROW_BYTES, SUPERBATCHES, CompactBatch, RowChanges, SuperbatchPlanner
+from ooc.loading.superbatch_plan import ROW_BYTES, SUPERBATCHES, CompactBatch, SuperbatchPlanner
 from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.io.read_plan import ReadCost

@@ -4,8 +4,9 @@
     python -m tools.scores.published reduced DATA OUT --only split/pca:32  # one of them
 
 PubMed has 500 columns. In the case `split`, GraphSAGE trains on 60 % of the nodes, in `public` a GCN on the 60 nodes of the
-public split. Features stay on disk, and bytes read are those of a run. Validation selects the epoch; scores are exact. Each
-run's result is saved in OUT/kept, so a killed command continues, and a complete one prints at once.
+public split. Features stay on disk. Bytes read are those of a run's batches, and apart from them those of its scores, edges
+included. Validation selects the epoch; scores are exact. Each run's result is saved in OUT/kept, so a killed command continues,
+and a complete one prints at once.
 """
 
 import shutil
@@ -31,6 +32,7 @@ CASES: dict[str, tuple[Settings, Settings]] = {
     ),
 }
 """case -> settings of the ingest, of the training"""
+BYTES = ("features", "store", "bytes_read", "scores_read")
 
 
 def scores(data: Path, out: Path, seeds: Sequence[int], only: str | None) -> dict[str, Settings]:
@@ -46,7 +48,7 @@ def scores(data: Path, out: Path, seeds: Sequence[int], only: str | None) -> dic
             means[how] = statistics.mean(each["test"] for each in found)
             if "all" in means:
                 line["below_all"] = round(means["all"] - means[how], 2)
-            lines[f"{case}/{how}"] = line | {name: found[0][name] for name in ("features", "store", "bytes_read")}
+            lines[f"{case}/{how}"] = line | {name: found[0][name] for name in BYTES}
     return lines
 
 
@@ -73,6 +75,7 @@ def _trained(store: Path, run: Path, settings: Settings) -> Settings:
         "test": 100 * float(summary["metrics"]["test"]["accuracy"]),
         "best_epoch": summary["best_epoch"],
         "bytes_read": summary["bytes_read"],
+        "scores_read": summary["sweeps"]["read"],
         "seconds": summary["train_seconds"],
     }
 
