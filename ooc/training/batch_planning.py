@@ -157,12 +157,13 @@ class BatchPlanning(NodeMode):
         epochs = -(-steps // self.steps_per_epoch)
         emptied = [epoch for epoch in range(1, epochs) if self._empties_memory(epoch)]
         pool, x = self.loader.pool, self.loader.strategy.stages.load.x
-        stay = all(each.rows_stay for each in self._passes())
+        passes = self._passes()
+        stay = all(each.rows_stay for each in passes)
         filled = {} if pool is None or not on_disk(x) else {"pool": pool.nbytes, "pool_rows": pool.slots.capacity}
         return Upkeep(
             fills=len({1, *emptied}) if epochs > 1 else 0,
             emptied=0.0 if stay else len(emptied) / max(1, epochs - 1),
-            scan_peak=max((each.peak for each in self._passes()), default=0),
+            scan_peak=max((each.peak for each in passes), default=0),
             pool_s=filled.get("pool", 0) * cost_of(x).byte_s,
             **filled,
         )

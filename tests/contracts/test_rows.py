@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import zarr
 
+from ooc.loading.feature_cache import CachedRows, RowCache
 from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.arrays.lmdb_rows import LmdbRows, write_lmdb_rows
 from ooc.stores.arrays.mutable_rows import DiskRows
@@ -23,6 +24,18 @@ class TestArrayRows(RowsContract):
     @pytest.fixture
     def make(self) -> Make:
         return ArrayRows
+
+
+class TestCachedRows(RowsContract):
+    @pytest.fixture
+    def make(self) -> Make:
+        def make(array: Array) -> Rows:
+            cache = RowCache(len(array) + 3, array.shape[1:], array.dtype)
+            cache.slot = np.random.default_rng(0).permutation(len(array) + 3)[: len(array)].astype(np.int32)
+            cache.rows[cache.slot] = array
+            return CachedRows(cache)
+
+        return make
 
 
 class TestJoinedRows(RowsContract):

@@ -3,10 +3,11 @@
     python -m tools.scores.compress DATA OUT                       # every case, 50 epochs, five seeds
     python -m tools.scores.compress DATA OUT --only tolokers --seeds 3
 
-GraphSAGE with 60 % of PubMed's labels (`pubmed`), which it learns by heart, and on tolokers; the GCN of `tools.scores.published` on
-PubMed's public split (`public`), whose dropout and weight decay keep the loss well above zero. Dropout masks are the same. A curve is the mean training loss of each epoch, over the seeds. Printed is by how many percent it is off the exact one: on
-average over the epochs, at most, and over the last ten, and the same of exact runs with other seeds, by which a curve moves
-anyway. Each run's result is saved in OUT/kept, so that a killed command continues. Prints JSON.
+GraphSAGE with 60 % of PubMed's labels (`pubmed`), which it learns by heart, and on tolokers; and on PubMed's public split
+(`public`) the GCN of `tools.scores.published`, whose dropout and weight decay keep the loss well above zero. A curve is the
+mean training loss of each epoch, over the seeds. Printed is by how many percent it is off the exact one: on average over the
+epochs, at most, and over the last ten, and the same of exact runs with other seeds, by which a curve moves anyway. Each run's
+result is saved in OUT/kept, so that a killed command continues. Prints JSON.
 """
 
 import argparse
