@@ -11,17 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.scores.kept import Settings, file_named, kept, spread
-from tools.scores.modes import store_of, trained
+from tools.scores.modes import WHOLE, store_of, trained
 
-INGEST: Settings = {"undirected": True, "split_index": 0, "parts": 100}
+INGEST: Settings = {"undirected": True, "split_index": 0, "parts": 1600}
 COMMON: Settings = {
-    "mode": "cluster", "parts_per_batch": 10, "hidden": 32, "dropout": 0.2, "norm": "layer", "epochs": 60, "eval_every": 5,
-    "evaluate": "layerwise", "monitor": "auroc", "threads": 1, "plan": False,
+    "mode": "cluster", "parts_per_batch": 160, "hidden": 32, "norm": "layer", "epochs": 60, "eval_every": 5, "monitor": "auroc",
+    "evaluate": "sampled", "eval_batch_size": WHOLE, "lr_schedule": "cosine", "lr_warm_up": 5, "threads": 1, "plan": False,
 }  # fmt: skip
 MODELS: dict[str, Settings] = {
-    "sage, 3 layers": {"model": "sage", "layers": 3, "residual": True, "lr": 0.01},
-    "revsage, 28 layers": {"model": "revsage", "layers": 28, "groups": 2, "lr": 0.003},
+    "sage, 3 layers": {"model": "sage", "layers": 3, "residual": True, "lr": 0.03, "dropout": 0.2},
+    "revsage, 28 layers": {"model": "revsage", "layers": 28, "groups": 2, "lr": 0.01, "dropout": 0.1},
 }
+"""Validation of seed 0 selected learning rates and dropout"""
 
 
 def scores(data: Path, out: Path, seeds: Sequence[int]) -> dict[str, Settings]:
@@ -31,7 +32,7 @@ def scores(data: Path, out: Path, seeds: Sequence[int]) -> dict[str, Settings]:
     for name, own in MODELS.items():
         results = []
         for seed in seeds:
-            settings = COMMON | own | {"seed": seed}
+            settings = COMMON | own | {"eval_fanout": [-1] * own["layers"], "seed": seed}
             run = f"deep-{own['model']}-{seed}"
 
             def train(run: str = run, settings: Settings = settings) -> Settings:

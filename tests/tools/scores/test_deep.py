@@ -18,7 +18,7 @@ def test_both_models_are_trained_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     x, y = rng.standard_normal((nodes, 6), np.float32), rng.integers(0, 2, nodes)
     np.savez(tmp_path / "tolokers" / "tolokers.npz", x=x, y=y, edge_index=edges, **masks)
     monkeypatch.setattr(deep, "INGEST", {"undirected": True, "parts": 4})
-    monkeypatch.setattr(deep, "COMMON", deep.COMMON | {"parts_per_batch": 2, "epochs": 1, "eval_every": 1})
+    monkeypatch.setattr(deep, "COMMON", deep.COMMON | {"parts_per_batch": 2, "epochs": 1, "eval_every": 1, "lr_warm_up": 0.5})
     found = deep.scores(tmp_path, tmp_path / "out", [0, 1])
     assert found.keys() == deep.MODELS.keys()
     assert all(len(each["scores"]) == 2 for each in found.values())
