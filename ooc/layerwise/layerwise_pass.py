@@ -171,6 +171,7 @@ class LayerwisePass:
         try:
             key = self.fingerprint()
             going_on = None if anew else self._resumed(key)
+            registry.keep_at_most(self.spare)  # the plan of the pass that goes on may have less room
             if going_on is None:
                 self.files.forget()
             at, node = going_on or (0, self.nodes[0])

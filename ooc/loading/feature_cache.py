@@ -256,9 +256,17 @@ class CacheRegistry:
         those that are stopping."""
         with self._changed:
             self._settle()
-            if not self._lent and self._cache is not None and self._cache.rows.nbytes > spare:
-                self._cache = None
+            self._keep_at_most(spare)
             return self._begun(None)
+
+    def keep_at_most(self, spare: int) -> None:
+        """Rows that wait here go, unless their memory is `spare` bytes at most."""
+        with self._changed:
+            self._keep_at_most(spare)
+
+    def _keep_at_most(self, spare: int) -> None:
+        if not self._lent and self._cache is not None and self._cache.rows.nbytes > spare:
+            self._cache = None
 
     def whole(self, count: int) -> "CachedRows | None":
         """All rows, `count`, where they wait in memory; good until the cache is lent again."""

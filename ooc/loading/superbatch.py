@@ -213,7 +213,9 @@ class _ArrayReader:
             begin += len(piece)
 
     def finish(self, changes: RowChanges, slot: Slots) -> FilledRows:
-        self._slot = _moved(changes.source, self._slot, slot)
+        before, carried = self._slot.copy(), changes.carried
+        before[carried[carried >= 0]] = slot[carried >= 0]  # those that could not be read before may have been now
+        self._slot = _moved(changes.source, before, slot)
         return FilledRows(slot, self._slot[changes.idle])
 
     def give(self, slot: Slots) -> None:

@@ -26,8 +26,8 @@ MOST_THREADS = 4
 """that find pieces enough: gradients of 256 columns have four. More threads divide each product evenly, by OpenMP"""
 LEAST_BY_ONEDNN = 2**22
 """multiplications from which on oneDNN takes less than MKL in one thread, a call included"""
-MOST_SUMS = 16
-"""sums of a weight's gradient that threads make at once; they are added at last"""
+MOST_SUMS, SUM_BYTES = 16, 2**24
+"""sums of gradients of weights that threads make at once, which are added at last; bytes of them, if there are several"""
 Pair = tuple[Tensor, Tensor]
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -178,14 +178,14 @@ def _added_gradients(product: Product, grad: Tensor, rows: Sequence[Tensor], bes
     """grad.T @ each of the rows by oneDNN: sums of ranges of the rows, added at last. beside: one more piece."""
     size, width = grad.shape
     steps = -(-size // ROWS_AT_ONCE)
-    ranges = min(MOST_SUMS, steps)
+    ranges = max(1, min(MOST_SUMS, steps, SUM_BYTES // (4 * width * sum(each.size(1) for each in rows))))
     sums = [grad.new_zeros(ranges, width, each.size(1)) for each in rows]
 
     def add(number: int) -> None:
         for step in range(steps * number // ranges, steps * (number + 1) // ranges):
             first = min(step * ROWS_AT_ONCE, size - ROWS_AT_ONCE)
             part = slice(first, first + ROWS_AT_ONCE)
-            turned = grad[part].t().contiguous()
+            turned = grad[part].t().clone(memory_format=torch.contiguous_format)  # of one column too, or grad would change
             turned[:, : step * ROWS_AT_ONCE - first] = 0  # rows of the last but one: each shape is prepared once
             for out, each in zip(sums, rows, strict=True):
                 out[number] += product(turned, each[part].t(), None)

@@ -54,6 +54,7 @@ class _Inverted(torch.autograd.Function):
     def forward(ctx: Any, layer: "ReversibleLayer", block: Block, mask: Tensor | None, x: Tensor, *_: Tensor) -> Tensor:
         out: Tensor = layer._forward(x.detach(), block, mask)
         ctx.layer, ctx.block, ctx.mask, ctx.x, ctx.out = layer, block, mask, x, out.detach()
+        ctx.trained = [[each for each in conv.parameters() if each.requires_grad] for conv in layer.convs]
         x.untyped_storage().resize_(0)
         return out
 
@@ -71,8 +72,7 @@ class _Inverted(torch.autograd.Function):
             rows = (above[group - 1] if group else sum(below[2:], start=below[1])).detach().requires_grad_()
             with torch.enable_grad():
                 added = convs[group](rows, ctx.block, masks[group])
-            wanted = [rows, *(each for each in convs[group].parameters() if each.requires_grad)]
-            of_rows, *of_block = torch.autograd.grad(added, wanted, grads[group], allow_unused=True)
+            of_rows, *of_block = torch.autograd.grad(added, [rows, *ctx.trained[group]], grads[group], allow_unused=True)
             torch.sub(above[group], added.detach(), out=below[group])
             of_parameters = [*of_block, *of_parameters]
             for read in [group - 1] if group else range(1, len(convs)):
@@ -106,8 +106,10 @@ class ReversibleLayer(GroupAddRev):  # type: ignore[misc]
     def forward(self, x: Tensor, block: Block, mask: Tensor | None = None) -> Tensor:
         """mask: of `ooc.models.layers.dropout_mask`, [num_src, channels]."""
         out: Tensor
-        if torch.is_grad_enabled() and not self.disable:
-            out = _Inverted.apply(self, block, mask, x, *self.trained())  # type: ignore[no-untyped-call]
+        trained = self.trained()
+        if torch.is_grad_enabled() and not self.disable and (trained or x.requires_grad):
+            rows = x if x.untyped_storage().nbytes() == x.nbytes else x.clone()  # what others have a view of stays
+            out = _Inverted.apply(self, block, mask, rows, *trained)  # type: ignore[no-untyped-call]
         else:
             out = self._forward(x, block, mask)
         return out

@@ -165,9 +165,10 @@ class BatchMode(BatchPlanning):
         return planner_for(self.layered, self.budget) if self.config.activation_checkpointing == "auto" else None
 
     def _knows_activations(self) -> bool:
-        """Whether the memory was given, and layers can be measured one by one and take as much in a step."""
+        """Whether the memory was given, and layers can be measured one by one and take as much in a step; not those of a user's
+        model, which may change buffers when they run."""
         config = self.config
-        others = config.compile or config.compress is not None or config.is_reversible
+        others = ":" in config.model or config.compile or config.compress is not None or config.is_reversible
         return config.memory is not None and self.budget.device is None and not others and runs_by_layers(self.layered)
 
     def _activations(self) -> float:

@@ -108,9 +108,10 @@ def test_few_rows_and_a_torch_that_is_not_to_use_onednn_have_products_by_mkl(
 
 
 @needs_onednn
-def test_gradients_of_a_sum_of_products_by_onednn_are_those_of_autograd(onednn: list[int]) -> None:
+@pytest.mark.parametrize("width", [7, 1])
+def test_gradients_of_a_sum_of_products_by_onednn_are_those_of_autograd(onednn: list[int], width: int) -> None:
     torch.manual_seed(0)
-    leaves = [torch.randn(*shape).requires_grad_() for shape in ((7,), (1100, 5), (7, 5), (1100, 6), (7, 6))]
+    leaves = [torch.randn(*shape).requires_grad_() for shape in ((width,), (1100, 5), (width, 5), (1100, 6), (width, 6))]
     own = gradients(sum_of_products(*leaves), leaves)
     wanted = gradients(F.linear(leaves[1], leaves[2], leaves[0]) + F.linear(leaves[3], leaves[4]), leaves)
     assert onednn

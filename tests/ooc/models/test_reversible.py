@@ -96,6 +96,25 @@ def test_frozen_parameters_have_no_gradient_and_the_others_theirs() -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_rows_that_are_part_of_others_stay(wanted: bool) -> None:
+    """A view's storage is not the layer's to free, nor are rows without a backward pass that restores them."""
+    (layer,), (block,) = make("revsage", 1).layers, full_blocks(hub_graph(), NODES, 1)
+    whole = torch.randn(NODES, 2 * HIDDEN)
+    before, found = whole.clone(), []
+    layer.requires_grad_(wanted)
+    for rows in (whole[:, :HIDDEN], whole[:, :HIDDEN].clone()):
+        rows = rows.requires_grad_() if wanted else rows
+        out = layer(rows, block)
+        found.append([out.detach().clone(), rows])
+        if wanted:
+            out.square().sum().backward()
+            found[-1][1] = rows.grad
+    assert torch.equal(whole, before)
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
 def test_a_second_backward_pass_is_refused() -> None:
     (layer,), (block,) = make("revsage", 1).layers, full_blocks(hub_graph(), NODES, 1)
     out = layer(torch.randn(NODES, HIDDEN), block).sum()
