@@ -1,7 +1,7 @@
 """The verbs that train, plan, report and predict."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -177,7 +177,7 @@ def plan(
         refused = [f"{each.mode} is not possible: {name_flags(each.fix)}" for each in choice.candidates if each.fix is not None]
         command = f"  ooc train {settings.store} {choice.best.flags}"
         console.print("\n".join([*refused, choice.reason, command]), markup=False, soft_wrap=True)
-    advised = hasattr(result, "advice")
+    advised = any(each.name == "advice" for each in fields(cast(Any, result)))
     for each in tables(replace(cast(Any, result), advice=name_flags(cast(Any, result).advice)) if advised else result):
         console.print(each)
 
