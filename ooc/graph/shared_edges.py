@@ -40,16 +40,16 @@ class SharedEdges:
 
 def edges_by_source(
     edge_index: Tensor, num_src: int, value: Tensor | None, shared: SharedEdges | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """(order int64[e], pointers int64[num_src + 1], target int64[e], value) of the edges by source, stably sorted.
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(pointers int64[num_src + 1], target int64[e], value) of the edges by source, stably sorted.
 
     `edge_index` is int64[2, e], `value` [e], [e, heads] or None. shared: of the block, where it has one.
     """
     if shared is None:
         order, indptr, target = _sorted(edge_index, num_src)
-        return order, indptr, target, None if value is None else value[order]
+        return indptr, target, None if value is None else value[order]
     order, indptr, target = shared.once("by source", lambda: _sorted(edge_index, num_src))
-    return order, indptr, target, None if value is None else shared.ordered(value, order)
+    return indptr, target, None if value is None else shared.ordered(value, order)
 
 
 def _sorted(edge_index: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:

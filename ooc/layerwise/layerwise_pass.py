@@ -167,11 +167,10 @@ class LayerwisePass:
         self.files.lock()
         stored = self.dataset.stored("x")
         registry = registry_of(stored)
+        key = self.fingerprint()
+        going_on = None if anew else self._resumed(key)  # with its own plan, on which the room depends
         scoring = registry.begin_scans(self.spare)  # where the rows that wait for the next batches have no room, they go
         try:
-            key = self.fingerprint()
-            going_on = None if anew else self._resumed(key)
-            registry.keep_at_most(self.spare)  # the plan of the pass that goes on may have less room
             if going_on is None:
                 self.files.forget()
             at, node = going_on or (0, self.nodes[0])

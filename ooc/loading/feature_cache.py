@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ooc.runtime.clock import waiting
-from ooc.stores.arrays.rows import AnyArray, Ids, Rows, check_request
+from ooc.stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows, check_request
 from ooc.stores.jit import kernel
 
 Slots = NDArray[np.int32]
@@ -166,27 +166,22 @@ class CachedRows:
     """The rows of a cache that has all there are, as `Rows`; nothing is read from disk."""
 
     def __init__(self, cache: RowCache) -> None:
-        self._rows, self._slot = cache.rows, cache.slot
+        self._cached, self._slot = ArrayRows(cache.rows), cache.slot
         self.shape, self.dtype = (len(cache.slot), *cache.rows.shape[1:]), cache.rows.dtype
 
     @property
     def row_bytes(self) -> int:
-        return int(self.dtype.itemsize * np.prod(self.shape[1:], dtype=np.int64))
+        return self._cached.row_bytes
 
     def read(self, ids: Ids, out: AnyArray, at: Ids | None = None) -> int:
         """See `Rows.read`."""
         check_request(self, ids, out, at)
-        if at is None:
-            np.take(self._rows, self._slot[ids], axis=0, out=out, mode="clip")
-        else:
-            out[at] = self._rows[self._slot[ids]]
-        return 0
+        return self._cached.read(self._slot[ids].astype(np.int64), out, at)
 
     def submit(self, ids: Ids, out: AnyArray) -> Future[int]:
         """See `Rows.submit`."""
-        future: Future[int] = Future()
-        future.set_result(self.read(ids, out))
-        return future
+        check_request(self, ids, out, None)
+        return self._cached.submit(self._slot[ids].astype(np.int64), out)
 
     def close(self) -> None:
         """Do nothing: the memory is the cache's."""
@@ -256,17 +251,9 @@ class CacheRegistry:
         those that are stopping."""
         with self._changed:
             self._settle()
-            self._keep_at_most(spare)
+            if not self._lent and self._cache is not None and self._cache.rows.nbytes > spare:
+                self._cache = None
             return self._begun(None)
-
-    def keep_at_most(self, spare: int) -> None:
-        """Rows that wait here go, unless their memory is `spare` bytes at most."""
-        with self._changed:
-            self._keep_at_most(spare)
-
-    def _keep_at_most(self, spare: int) -> None:
-        if not self._lent and self._cache is not None and self._cache.rows.nbytes > spare:
-            self._cache = None
 
     def whole(self, count: int) -> "CachedRows | None":
         """All rows, `count`, where they wait in memory; good until the cache is lent again."""

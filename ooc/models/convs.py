@@ -59,7 +59,7 @@ class _EdgeSum(torch.autograd.Function):
             return None, None, None, None, None
         x, value, edge_index = ctx.saved_tensors
         grad = grad.contiguous()
-        _, pointers, target, ordered = edges_by_source(edge_index, ctx.num_src, value, ctx.shared)
+        pointers, target, ordered = edges_by_source(edge_index, ctx.num_src, value, ctx.shared)
         grad_x = _edge_sum(target, grad, pointers, ordered)
         if not ctx.by_head:
             return grad_x, None, None, None, None

@@ -88,7 +88,7 @@ class _SageLayer(torch.autograd.Function):
             to_neighbor = grad.new_empty(len(grad), weight_neighbor.size(1))
             multiply(to_neighbor, [(grad, weight_neighbor.t())])
             with alone(to_neighbor.size(1) * len(value) * SUM_COST):
-                _, pointers, target, value = edges_by_source(edge_index, ctx.num_src, value, ctx.shared)
+                pointers, target, value = edges_by_source(edge_index, ctx.num_src, value, ctx.shared)
                 grad_x = bag_sum(target, to_neighbor, pointers, value)
             multiply(grad_x[: len(self_row)], [(grad, weight_self.t())], add=True)
         of_neighbor, of_self, of_bias = weight_gradients(grad, (neighbor, self_row))
