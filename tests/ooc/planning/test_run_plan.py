@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ooc.loading import choose_read_strategy as choose_strategy
@@ -112,12 +112,14 @@ def test_sweeps_are_replayed_to_the_row_too(ds: Dataset) -> None:
 
 
 @settings(max_examples=20, deadline=None)
+@example(pool=9_280_064, more=27_071_936)
 @given(pool=st.integers(2 * 10**6, 40 * 10**6), more=st.integers(0, 40 * 10**6))
 def test_more_memory_reads_no_more_than_each_row_once_a_window(ds: Dataset, pool: int, more: int) -> None:
     loader = NeighborLoader(ds, [3, 3], input_nodes=np.arange(0, N, 4), batch_size=64, shuffle=True, seed=1)
     small, large = replayed(loader, pool), replayed(loader, pool + more)
     assert len(large.loads) <= len(small.loads)
-    assert sum(load.rows_read for load in large.loads) <= 1.02 * sum(load.rows_read for load in small.loads)
+    least = sum(load.rows_read for load in small.loads)
+    assert sum(load.rows_read for load in large.loads) <= max(1.02 * least, N), "a file that fits may be read whole, once"
     for found in (small, large):
         rows = sum(load.rows_read for load in found.loads)
         assert len(found.residents[0].node) <= rows <= sum(int(load.asked.sum()) for load in found.loads)
