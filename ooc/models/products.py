@@ -179,7 +179,8 @@ def _added_gradients(product: Product, grad: Tensor, rows: Sequence[Tensor], bes
     size, width = grad.shape
     steps = -(-size // ROWS_AT_ONCE)
     ranges = max(1, min(MOST_SUMS, steps, SUM_BYTES // (4 * width * sum(each.size(1) for each in rows))))
-    sums = [grad.new_zeros(ranges, width, each.size(1)) for each in rows]
+    with single_threaded():  # zeros are written faster than another thread wakes
+        sums = [grad.new_zeros(ranges, width, each.size(1)) for each in rows]
 
     def add(number: int) -> None:
         for step in range(steps * number // ranges, steps * (number + 1) // ranges):

@@ -9,7 +9,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 Piece = Callable[[], object]
+FEW = 2**18
+"""numbers up to which an operation on each of them takes less time than waking another thread for it, at a core that is busy"""
 
 
 class _Share:
@@ -142,3 +144,12 @@ def single_threaded() -> Iterator[None]:
     finally:
         set_threads(before)
         set_mkl(mkl_before)
+
+
+def few(numbers: int) -> AbstractContextManager[None]:
+    """Of operations on so many numbers, each by itself: in one thread where they are few. torch divides from 32,768 on.
+
+    >>> with few(logits.numel()):
+    ...     loss = torch.nn.functional.cross_entropy(logits, labels)
+    """
+    return single_threaded() if numbers <= FEW else nullcontext()

@@ -4,6 +4,10 @@ Each stage has its own threads; numpy, numba and system calls release the GIL, s
 while the model computes. One stage, the one that allocates, is the gate: an item's bytes are reserved there in step order, so
 the oldest item always gets its bytes and the pipeline cannot deadlock. (As in torchdata.nodes and DGL GraphBolt, which bound
 items instead of bytes.)
+
+Handing an item to another thread costs two switches and what is cached of it, which counts where the model needs the same
+cores. So a thread is woken only for an item that it can have, and where no further item may be begun, because the consumer has
+enough ahead of it, the thread that has the last one takes it through the next stages itself.
 """
 
 import atexit
@@ -81,8 +85,11 @@ class _State:
     max_items: int
     max_ahead: int
     clocks: dict[str, Clock]
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    ready: list[list[tuple[int, _Item]]] = field(default_factory=list)
+    lock: Any = field(default_factory=threading.RLock)  # a collection in the middle of anything may call `stop`
+    idle: list[threading.Condition] = field(default_factory=list)  # by position, and last the consumer's
+    called: list[int] = field(default_factory=list)  # threads that were woken and have not claimed yet, by position
+    running: list[int] = field(default_factory=list)  # items being worked on, by position
+    ready: list[list[tuple[int, _Item]]] = field(default_factory=list)  # by position, and last the consumer's
     pulled: int = 0
     admitted: int = 0
     delivered: int = 0
@@ -97,14 +104,22 @@ class _State:
     on_stop: Callable[[], None] | None = None
     niceness: int = 0
 
+    def __post_init__(self) -> None:
+        positions = len(self.stages) + 1
+        self.idle = [threading.Condition(self.lock) for _ in range(positions + 1)]
+        self.called, self.running = [0] * positions, [0] * positions
+        self.ready = [[] for _ in range(positions + 1)]
+
     def name(self, position: int) -> str:
         return SOURCE if position == 0 else self.stages[position - 1].name
 
     def may_claim(self, position: int) -> bool:
-        """Whether a thread of this position has work to do."""
+        """Whether a thread has work to do at this position."""
         if position == 0:
             ahead = self.gate > 0 and self.pulled - self.admitted >= self.max_ahead
-            return self.last is None and self.pulled - self.delivered < self.max_items and not ahead
+            return self.running[0] == 0 and self.last is None and not self.full and not ahead
+        if self.running[position] == self.stages[position - 1].threads:
+            return False
         heap = self.ready[position]
         if not heap or (self.last is not None and heap[0][0] >= self.last):
             return False
@@ -112,27 +127,53 @@ class _State:
         fits = self.in_flight == 0 or self.in_flight + item.nbytes <= self.max_bytes
         return position != self.gate or (step == self.admitted and fits)
 
+    @property
+    def full(self) -> bool:
+        """Whether as many items are between source and consumer as may be."""
+        return self.pulled - self.delivered >= self.max_items
+
+    def wake(self) -> None:
+        """Wake those who sleep and have work now: a thread of each position, which wakes the next one, and the consumer."""
+        for position, called in enumerate(self.called):
+            if not called and self.may_claim(position):
+                self.idle[position].notify()
+                self.called[position] = 1
+        if self._may_take():
+            self.idle[-1].notify_all()
+
     def claim(self, position: int) -> _Item | None:
         """Wait for the next item for a thread of this position; None when the pipeline has stopped."""
         start = time.perf_counter()
-        with self.changed:
-            self.changed.wait_for(lambda: self.stopped or self.may_claim(position))
+        with self.lock:
+            while not (self.stopped or self.may_claim(position)):
+                self.called[position] = 0
+                self.idle[position].wait()
+            self.called[position] = 0
             if self.stopped:
                 return None
             self.clocks[self.name(position)].wait_s += time.perf_counter() - start
-            if position == 0:
-                self.pulled += 1
-                return _Item(self.pulled - 1)
-            _, item = heapq.heappop(self.ready[position])
-            if position == self.gate:
-                self.admitted += 1
-                self.in_flight += item.nbytes
-                self.peak = max(self.peak, self.in_flight)
-                self.changed.notify_all()
-            return item
+            return self._claimed(position)
 
-    def work(self, position: int, item: _Item) -> None:
-        """Run the source or a stage on an item and pass it on, or record its failure."""
+    def _claimed(self, position: int) -> _Item:
+        """The next item of this position, which may be claimed."""
+        self.running[position] += 1
+        if position == 0:
+            item = _Item(self.pulled)
+            self.pulled += 1
+        else:
+            _, item = heapq.heappop(self.ready[position])
+        if position == self.gate and position:
+            self.admitted += 1
+            self.in_flight += item.nbytes
+            self.peak = max(self.peak, self.in_flight)
+        self.wake()
+        return item
+
+    def work(self, position: int, item: _Item) -> int | None:
+        """Run the source or a stage on an item and pass it on, or record its failure.
+
+        Returns the next position where the thread is to take the item there itself: it is claimed.
+        """
         start = time.perf_counter()
         name = self.name(position)
         try:
@@ -146,35 +187,51 @@ class _State:
         except StopIteration as error:
             stray = RuntimeError("a stage raised StopIteration")  # the consumer would take it for the end
             stray.__cause__ = error
-            self._end(item, stray if position else None, name)
-            return
+            self._end(position, item, stray if position else None, name)
+            return None
         except BaseException as error:  # re-raised at the consumer
-            self._end(item, error, name)
-            return
-        with self.changed:
+            self._end(position, item, error, name)
+            return None
+        with self.lock:
             self.clocks[self.name(position)].worked(item.step, start, time.perf_counter(), waits)
             self.clocks[self.name(position)].items += 1
+            self.running[position] -= 1
             heapq.heappush(self.ready[position + 1], (item.step, item))
-            self.changed.notify_all()
+            if self._goes_on(position, item):
+                self._claimed(position + 1)
+                return position + 1
+            self.wake()
+        return None
 
-    def _end(self, item: _Item, error: BaseException | None, where: str) -> None:
+    def _goes_on(self, position: int, item: _Item) -> bool:
+        """Whether the thread that has worked on the item takes it to the next stage, too: where nothing else can be begun.
+
+        Not from the source, as samplers keep tables in each thread in which they work.
+        """
+        following = position + 1
+        if not (0 < position < len(self.stages) and self.full and not self.stopped and self.may_claim(following)):
+            return False
+        return self.ready[following][0][1] is item and not self.ready[position]
+
+    def _end(self, position: int, item: _Item, error: BaseException | None, where: str) -> None:
         """Stop after this step, because the source is exhausted or a stage failed on it."""
-        with self.changed:
+        with self.lock:
+            self.running[position] -= 1
             self.last = item.step if self.last is None else min(self.last, item.step)
             if error is not None:
                 item.value, item.error, item.where = None, error, where
                 heapq.heappush(self.ready[-1], (item.step, item))
-            self.changed.notify_all()
+            self.wake()
 
     def take(self) -> Any:
         """Return the consumer's next item and release the previous one's bytes."""
-        with self.changed:
+        with self.lock:
             self.in_flight -= self.consumer_bytes
             self.consumer_bytes = 0
-            self.changed.notify_all()
+            self.wake()
             # A signal just before the wait does not interrupt it, so wait in short intervals.
-            while not self.changed.wait_for(self._may_take, SIGNAL_SECONDS):
-                pass
+            while not self._may_take():
+                self.idle[-1].wait(SIGNAL_SECONDS)
             heap = self.ready[-1]
             if self.stopped or not heap or heap[0][0] != self.delivered:
                 raise StopIteration
@@ -185,7 +242,7 @@ class _State:
                 raise item.error
             self.delivered += 1
             self.consumer_bytes = item.nbytes
-            self.changed.notify_all()
+            self.wake()
             value, item.value = item.value, None
             return value
 
@@ -196,9 +253,10 @@ class _State:
         return self.stopped or arrived or (self.last is not None and self.delivered >= self.last)
 
     def stop(self) -> None:
-        with self.changed:
+        with self.lock:
             self.stopped = True
-            self.changed.notify_all()
+            for idle in self.idle:
+                idle.notify_all()
         if self.on_stop is not None:
             self.on_stop()
         if self.before is not None:
@@ -228,7 +286,9 @@ def _serve(state: _State, position: int) -> None:
             with contextlib.suppress(OSError):  # a sandbox may refuse it
                 os.nice(state.niceness)
         while (item := state.claim(position)) is not None:
-            state.work(position, item)
+            at: int | None = position
+            while at is not None:
+                at = state.work(at, item)
             del item  # a waiting thread must not keep a batch alive
     finally:
         state.alive.end()
@@ -288,7 +348,6 @@ class Pipeline:
             max_bytes=max_bytes,
             max_items=max_items,
             max_ahead=max(1, sum(stage.threads for stage in stages[: gate - 1])),
-            ready=[[] for _ in range(len(stages) + 2)],
             clocks=self.clocks,
             before=None if before is None else before._state,
             alive=_Alive() if before is None else before._state.alive,

@@ -36,6 +36,7 @@ from ooc.models.user_models import edge_features_for, forward_batch
 from ooc.planning.first_step import check_first_step
 from ooc.planning.recomputation import RecomputationPlanner, planner_for, runs_by_layers
 from ooc.runtime.clock import write_trace
+from ooc.runtime.crew import few
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import Blocks, keep_large_blocks
 from ooc.runtime.memory_plan import compressed_share, plan_memory
@@ -373,7 +374,8 @@ class BatchMode(BatchPlanning):
         with autocast(self.device, self.config.precision):
             logits = self.forward(batch)
         seeds = self._seeds(batch)
-        return self.loss_of(logits, self.labels_in(batch), getattr(seeds, "node_norm", None))
+        with few(logits.numel()):
+            return self.loss_of(logits, self.labels_in(batch), getattr(seeds, "node_norm", None))
 
     def weight(self, batch: Any) -> Tensor:
         """See `Mode`; each of GraphSAINT's subgraphs stands for the whole graph."""

@@ -15,6 +15,7 @@ from ooc.config.base import RunConfig
 from ooc.history.history import Growth
 from ooc.loading.choose_pool import device_plan
 from ooc.planning.over_ranks import RanksPlan, gradients_over_ranks
+from ooc.runtime.crew import few
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.arrays.rows import Ids
@@ -249,7 +250,8 @@ class Mode(ABC):
         if self.config.grad_clip is not None:
             self.scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(self.trained(), self.config.grad_clip)
-        self.scaler.step(optimizer)
+        with few(sum(each.numel() for group in optimizer.param_groups for each in group["params"])):
+            self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
 

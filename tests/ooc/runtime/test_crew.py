@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from ooc.runtime.crew import _Crew, in_pieces, knows_threads, single_threaded
+from ooc.runtime.crew import FEW, _Crew, few, in_pieces, knows_threads, single_threaded
 from ooc.runtime.restoring import settings_restored
 
 
@@ -83,3 +83,12 @@ def test_a_forked_process_has_a_crew_of_its_own() -> None:
         in_pieces([partial(done.append, 1)] * 4, threads=2)
         os._exit(0 if len(done) == 4 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(("numbers", "threads"), [(FEW, 1), (FEW + 1, 3)])
+def test_few_numbers_are_worked_on_in_one_thread(numbers: int, threads: int) -> None:
+    with settings_restored():
+        torch.set_num_threads(3)
+        with few(numbers):
+            assert torch.get_num_threads() == (threads if knows_threads() else 3)
+        assert torch.get_num_threads() == 3

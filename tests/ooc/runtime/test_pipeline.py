@@ -29,7 +29,7 @@ def threads() -> list[threading.Thread]:
 def at_rest(pipeline: Pipeline) -> bool:
     """Whether nothing happens any more before the consumer takes an item: none is in work, and no thread may claim one."""
     state = pipeline._state
-    with state.changed:
+    with state.lock:
         busy = state.pulled - state.delivered - sum(map(len, state.ready))
         return busy == 0 and not any(map(state.may_claim, range(len(state.stages) + 1)))
 
@@ -303,3 +303,38 @@ def test_an_empty_source_and_no_stages():
 def test_nonsense_is_refused(bad):
     with pytest.raises(ValueError, match="at least 1 byte"):
         Pipeline(**{"source": [], "stages": [], "max_bytes": 1, **bad})
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_the_last_item_that_may_be_begun_stays_in_its_thread(ahead: int) -> None:
+    """Where more may be begun, threads work at the same time; see `test_threads_of_a_stage_work_at_the_same_time`."""
+    at: list[list[int]] = [[], [], []]
+    stages = [
+        Stage(name, lambda item, own=own: (own.append(threading.get_ident()), item)[1])
+        for name, own in zip("abc", at, strict=True)
+    ]
+    with Pipeline(range(100), stages, max_bytes=1, max_items=ahead) as pipeline:
+        for _ in range(12):
+            assert eventually(lambda: at_rest(pipeline))
+            next(pipeline)
+    last = slice(ahead, None)  # from when on the pipeline is full but for the item that was taken
+    assert at[0][last] == at[1][last] == at[2][last] != []
+
+
+def test_a_thread_is_woken_for_what_it_can_do_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each change: two wake-ups an item, of the source and of the first stage."""
+    woken: list[threading.Condition] = []
+    notify = threading.Condition.notify
+
+    def counted(self: threading.Condition, n: int = 1) -> None:
+        woken.extend([self] * bool(self._waiters))  # type: ignore[attr-defined]
+        notify(self, n)
+
+    monkeypatch.setattr(threading.Condition, "notify", counted)
+    stages = [Stage("sample", lambda item: item), Stage("read", lambda item: item, 2), Stage("collate", lambda item: item)]
+    with Pipeline(range(100), stages, max_bytes=1, max_items=1) as pipeline:
+        idle = set(map(id, pipeline._state.idle))
+        for _ in range(50):
+            assert eventually(lambda: at_rest(pipeline))
+            next(pipeline)
+        assert sum(id(each) in idle for each in woken) <= 2 * 51

@@ -109,7 +109,7 @@ def products_seconds(products: list[Product]) -> float:
     """Processor time of these products alone."""
     seconds = 0.0
     for func, args, options in products:
-        own = [arg.detach() for arg in args]
+        own = [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args]
         seconds += least_seconds(partial(func, *own, **options))
     return seconds
 

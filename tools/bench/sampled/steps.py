@@ -57,16 +57,21 @@ def learner(ds: Any, layers: int, hidden: int, seed: int, dropout: float = 0.0) 
 
     from ooc.models.builders import build_model
     from ooc.models.user_models import forward_batch
+    from ooc.runtime.crew import few
 
     torch.manual_seed(seed)
     model = build_model("sage", ds.num_features, hidden, ds.num_classes, layers, dropout)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    parameters = sum(each.numel() for each in model.parameters())
 
     def step(batch: Any) -> float:
-        loss = F.cross_entropy(forward_batch(model, batch), batch.y[: batch.batch_size])
+        logits = forward_batch(model, batch)
+        with few(logits.numel()):  # as `ooc train` does
+            loss = F.cross_entropy(logits, batch.y[: batch.batch_size])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        with few(parameters):
+            optimizer.step()
         return loss.item()
 
     return step
