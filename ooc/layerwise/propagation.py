@@ -44,7 +44,8 @@ class SymmetricAdjacency:
         degree = np.diff(indptr)
         weight = np.zeros(self.num_nodes, np.float32)
         np.divide(1, np.sqrt(degree, dtype=np.float32), where=degree > 0, out=weight)
-        self._weight = torch.from_numpy(weight).unsqueeze(1)
+        self.weight = torch.from_numpy(weight).unsqueeze(1)
+        """float32[N, 1]: 1 / sqrt(degree), 0 of nodes without neighbors"""
 
     @classmethod
     def of(cls, pieces: Pieces, num_nodes: int, room: int = 2**30, path: Path | None = None) -> Self:
@@ -83,7 +84,7 @@ class SymmetricAdjacency:
 
     def scaled(self, rows: Tensor) -> Tensor:
         """Return the rows times their nodes' 1 / sqrt(degree), which are what neighbors add up. float32[N, c], as it gets."""
-        return rows * self._weight
+        return rows * self.weight
 
     def add_layer(self, scaled: Tensor, total: Tensor, following: Tensor) -> None:
         """Add each node's weighted sum of its neighbors' rows to `total`, and write it, scaled, to `following`.
@@ -102,7 +103,7 @@ class SymmetricAdjacency:
             piece = self.neighbor[begin:end]
             neighbor = torch.from_numpy(np.array(piece) if isinstance(piece, np.memmap) else piece)
             place = torch.from_numpy((self.indptr[first : stop + 1] - begin).astype(self.neighbor.dtype, copy=False))
-            sums, weight = bag_sum(neighbor, scaled, place, None), self._weight[first:stop]
+            sums, weight = bag_sum(neighbor, scaled, place, None), self.weight[first:stop]
             total[first:stop] += sums.mul_(weight)
             torch.mul(sums, weight, out=following[first:stop])
 
