@@ -1,28 +1,34 @@
 """Settings of LightGCN (`ooc train --task link --mode lightgcn`). Imports nothing heavy; see `ooc.config.nodes`."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from ooc.config.base import Counts, Fraction, Positive, Ratio, RunConfig, Width, Words, changed, task_name
 from ooc.config.divided_edges import DividedEdges
+from ooc.config.fan_outs import FanOuts, fanout_text, parsed
 
 
 class LightGCNConfig(DividedEdges, RunConfig):
-    """Settings of LightGCN with the propagation over the whole graph in every step.
+    """Settings of LightGCN with the propagation over the whole graph in every step, or over sampled links.
 
     >>> LightGCNConfig(store="gowalla.ooc", out="runs/gowalla", layers=3).loss
     'bpr'
     """
 
     refused = ("dropout", "optimizer", "weight_decay", "grad_clip", "model_args", "features", "in_memory", "tf32", "device")
-    mode: Literal["lightgcn"] = Field(default="lightgcn", description="LightGCN over the whole graph.")
+    mode: Literal["lightgcn"] = Field(default="lightgcn", description="LightGCN over the whole graph, or by sampled links.")
     task: Annotated[Literal["link"], BeforeValidator(task_name)] = Field(
         default="link", description="link (edges against pairs that are none)."
     )
     model: Literal["lightgcn"] = Field(default="lightgcn", description="lightgcn.")
     hidden: Width = Field(default=64, description="Columns of a row.")
     layers: Positive = Field(default=3, description="Layers.")
+    fanout: FanOuts = Field(
+        default_factory=list,
+        description="Neighbors sampled for the propagation of a step, one number per layer, -1 for all: 10,10,10; by default "
+        "every step goes over the whole graph.",
+    )
     edge_type: str | None = Field(
         default=None, description="Edge type of the links (heterogeneous), as user:likes:item; by default the one there is."
     )
@@ -66,6 +72,26 @@ class LightGCNConfig(DividedEdges, RunConfig):
         description="Score that selects the best rows: recall@k or ndcg@k; by default recall.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _layers_of_fanout(cls, values: Any) -> Any:
+        """Derive `layers` from the fan-out if only the latter is given."""
+        if not isinstance(values, dict) or values.get("layers") is not None:
+            return values
+        found = parsed(values.get("fanout") or [])
+        return {**values, "layers": len(found)} if isinstance(found, list) and found else values
+
+    @model_validator(mode="after")
+    def _one_number_per_layer(self) -> Self:
+        if isinstance(self.fanout, dict):
+            raise ValueError("fanout by edge type does not apply to mode lightgcn, whose links are of one type: give 10,10,10")
+        if self.fanout and len(self.fanout) != self.layers:
+            text, count = ",".join(map(str, self.fanout)), len(self.fanout)
+            raise ValueError(
+                f"fanout {text} has {count} number{'s' * (count != 1)} for {self.layers} layers: give one per layer"
+            )
+        return self
+
     @model_validator(mode="after")
     def _of_the_others(self) -> Self:
         if unused := changed(self, *self.refused):
@@ -93,4 +119,5 @@ class LightGCNConfig(DividedEdges, RunConfig):
 
     @property
     def batches(self) -> str:
-        return f"propagation over the whole graph, batches of {self.batch_size:,} links"
+        drawn = f"sampled links, fan-out {fanout_text(self.fanout)}" if self.fanout else "the whole graph"
+        return f"propagation over {drawn}, batches of {self.batch_size:,} links"

@@ -131,10 +131,19 @@ class EmbeddingTable:
     >>> table.gather(); table.update(lr=0.01)
     """
 
-    def __init__(self, history: History, path: Path, width: int, stream: int, state: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self,
+        history: History,
+        path: Path,
+        width: int,
+        stream: int,
+        state: Mapping[str, Any] | None,
+        bound: float | None = None,
+    ) -> None:
         self.history, self.width, self._path = history, width, path
         self.num_rows = history.steps.shape[0]
-        self._stream, self._bound = np.uint64(stream), np.float32(math.sqrt(6 / (self.num_rows + width)))
+        bound = math.sqrt(6 / (self.num_rows + width)) if bound is None else bound
+        self._stream, self._bound = np.uint64(stream), np.float32(bound)
         self.updates = 0 if state is None else int(state["updates"])
         """optimizer steps in which the table had a gradient"""
         self._next = history.next_step
@@ -155,6 +164,7 @@ class EmbeddingTable:
         grown: bool = False,
         max_bytes: int,
         engine: str = "auto",
+        bound: float | None = None,
     ) -> "EmbeddingTable":
         """A new table in the directory `path`, or the one there as it was when `state` was taken.
 
@@ -168,6 +178,7 @@ class EmbeddingTable:
             max_bytes: Limit on the rows in RAM, all of which are changed there if they fit; else on the most asked for, and on
                 rows that wait to be written, each.
             engine: How rows are read.
+            bound: Rows begin uniform in [-bound, bound); None: as Glorot and Bengio (2010) do.
 
         Raises:
             StoreError: If the disk is full, or rows are missing or damaged.
@@ -181,7 +192,7 @@ class EmbeddingTable:
             )
         options: dict[str, Any] = {"lag": 0, "max_bytes": max_bytes, "engine": engine, "resident": True}
         history = open_history(path, count, (packed,), "float32", None if state is None else state["rows"], grown, **options)
-        return cls(history, path, width, stream, state)
+        return cls(history, path, width, stream, state, bound)
 
     @classmethod
     def trial(cls, shape: tuple[int, int], stream: int, optimizer: Optimizer) -> "EmbeddingTable":

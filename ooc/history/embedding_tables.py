@@ -40,6 +40,7 @@ class EmbeddingTables:
         state: Mapping[str, Any] | None = None,
         grown: bool = False,
         engine: str = "auto",
+        bound: float | None = None,
     ) -> "EmbeddingTables":
         """New tables in `folder`, or those there as they were when `state` was taken; see `EmbeddingTable.open`.
 
@@ -49,9 +50,9 @@ class EmbeddingTables:
             seed: Of the initial values.
             optimizer: "adam", "adamw" or "sgd"; embedding tables have no weight decay.
             max_bytes: Limit for all tables together; see `EmbeddingTable.open`.
-            state, grown, engine: As of `EmbeddingTable.open`.
+            state, grown, engine, bound: As of `EmbeddingTable.open`.
         """
-        options: dict[str, Any] = {"grown": grown, "engine": engine}
+        options: dict[str, Any] = {"grown": grown, "engine": engine, "bound": bound}
         found: dict[str, EmbeddingTable] = {}
         with ExitStack() as refused:
             rooms = shares_of_tables(shapes, max_bytes)

@@ -26,9 +26,10 @@ class Exchanged:
 class TablePlan:
     """A run of tables; frozen, printed by `ooc plan`, JSON by `asdict`.
 
-    unit: what the table is divided into; parts, part_bytes: how many, and of one; in_memory: of them at most; trained: at a
-    time; first, later: what the first epoch exchanges and one behind it; link_bytes_read: of training links, or of the
-    neighbors that they make, an epoch; facts: more of the run, name -> number.
+    unit: what the table is divided into, "rows" where each is read by itself; parts, part_bytes: how many, and of one;
+    in_memory: of them at most; trained: at a time; first, later: what the first epoch exchanges and one behind it, at most
+    where it is rows; link_bytes_read: of training links, or of the neighbors that they make, an epoch; facts: more of the run,
+    name -> number.
     """
 
     budget: MemoryPlan
@@ -55,7 +56,8 @@ class TablePlan:
     @property
     def resident_rows(self) -> int:
         """Rows in memory at most; blocks of columns are of all rows."""
-        return min(self.rows, -(-self.rows // self.parts) * self.in_memory) if self.unit == "buckets" else self.rows
+        of_rows = min(self.rows, -(-self.rows // self.parts) * self.in_memory)
+        return self.rows if self.unit == "blocks of columns" else of_rows
 
     @property
     def table_bytes_read(self) -> int:
@@ -88,7 +90,8 @@ class TablePlan:
     def __str__(self) -> str:
         """The prediction in one line."""
         moved = f"{format_bytes(self.table_bytes_read)} read and {format_bytes(self.table_bytes_written)} written an epoch"
-        table = f"{self.rows:,} rows in {self.parts:,} {self.unit}, {self.in_memory:,} in memory"
+        parts = "" if self.unit == "rows" else f" in {self.parts:,} {self.unit}"
+        table = f"{self.rows:,} rows{parts}, {self.in_memory:,} in memory"
         return f"{table}; {moved}, memory at most {format_bytes(self.peak_bytes)}; {self.advice}"
 
     def __repr__(self) -> str:

@@ -108,7 +108,7 @@ class PropagationSampler:
             BudgetError: They take more than `max_bytes`; before they are drawn.
         """
         node, found, links, rows = seeds, list[LayerLinks](), 0, len(seeds)
-        place = np.arange(len(seeds))
+        place: AnyArray = np.arange(len(seeds))
         for hop, fanout in enumerate(self._fanout):
             count, _, _ = count_edges(self._indptr, node, 0, len(node), fanout, False)
             links, most = links + count, min(len(seeds) + count, len(self._weight))

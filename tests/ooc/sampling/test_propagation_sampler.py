@@ -11,10 +11,10 @@ NODES = 60
 
 def graph():
     draw = np.random.default_rng(0)
-    ends = np.unique(draw.integers(0, (40, 18), (300, 2)), axis=0) + [0, 40]  # nodes 58 and 59 have no links
-    both = np.concatenate([ends, ends[:, ::-1]])
+    ends = np.unique(draw.integers(0, (40, 18), (300, 2)), axis=0) + np.array([0, 40])  # nodes 58 and 59 have no links
+    both = np.r_[ends, ends[:, ::-1]]
     both = both[np.argsort(both[:, 0], kind="stable")]
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(both[:, 0], minlength=NODES))])
+    indptr = np.r_[0, np.cumsum(np.bincount(both[:, 0], minlength=NODES))]
     degree = np.diff(indptr)
     weight = np.where(degree > 0, 1 / np.sqrt(np.maximum(degree, 1)), 0).astype(np.float32)
     return indptr, both[:, 1].astype(np.int32), weight

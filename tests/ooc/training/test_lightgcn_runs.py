@@ -67,7 +67,7 @@ def in_ram(run: Any, settings: LightGCNConfig) -> tuple[list[float], torch.Tenso
     edge_index = to_undirected(torch.from_numpy(np.stack([heads, tails])), num_nodes=USERS + ITEMS)
     model = LightGCN(USERS + ITEMS, WIDTH, settings.layers)
     with torch.no_grad():
-        model.embedding.weight.copy_(torch.cat([mode.blocks.load(block)[0] for block in range(len(mode.columns))], 1))
+        model.embedding.weight.copy_(torch.cat([mode.steps.load(block, None) for block in range(len(mode.steps.columns))], 1))
     optimizer, losses = torch.optim.Adam(model.parameters(), settings.lr), []
     for epoch in range(settings.epochs):
         for step in range(mode.steps_per_epoch):

@@ -56,7 +56,9 @@ def packed_rows(run: Any) -> np.ndarray:
     """All rows of an open run with their state, before its first step."""
     mode = run.mode
     if mode.config.mode == "lightgcn":
-        return torch.cat([mode.blocks.load(block) for block in range(len(mode.columns))], 2).numpy().transpose(1, 0, 2)
+        return (
+            torch.cat([mode.steps.blocks.load(block) for block in range(len(mode.steps.columns))], 2).numpy().transpose(1, 0, 2)
+        )
     found = np.zeros((mode.shape.rows, mode.shape.packed), np.float32)
     for bucket in range(mode.shape.buckets):
         buffer, ids = page_buffer(mode.shape.bucket_bytes), mode.shape.ids(bucket)
