@@ -108,6 +108,12 @@ class LightGCNConfig(DividedEdges, RunConfig):
         return self
 
     @property
+    def hops(self) -> list[int]:
+        """The fan-out by layer; none where every step goes over the whole graph."""
+        assert isinstance(self.fanout, list), "by edge type it is refused"
+        return self.fanout
+
+    @property
     def ranked_k(self) -> list[int]:
         """The k of Recall@k and NDCG@k."""
         return self.eval_k

@@ -78,7 +78,7 @@ class LightGCNMode(Mode):
         self.model, self.monitor = DotDecoder(), config.monitored
         self.loss_of = LinkLoss(config.loss)
         self.batches_of_links = LinkBatches(config, self.links, self.train)
-        made = SampledSteps if config.fanout else WholeGraphSteps
+        made = SampledSteps if config.hops else WholeGraphSteps
         self.steps: PropagationSteps = made(config, dataset, self.links, self.batches_of_links)
         self.budget = self.steps.budget
 

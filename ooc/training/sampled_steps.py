@@ -96,7 +96,7 @@ class SampledSteps(PropagationSteps):
         config, rows, steps = self.config, self.links.num_nodes, self.batches.steps_per_epoch
         seeds = reached = self.batches.most_nodes
         expanded = 0
-        for fanout in config.fanout:
+        for fanout in config.hops:
             expanded += reached
             reached = rows if fanout < 0 else min(rows, seeds + reached * fanout)
         row, whole = table_row_bytes(config.hidden, _OPTIMIZER), self.budget.whole
@@ -139,7 +139,7 @@ class SampledSteps(PropagationSteps):
             adjacency.indptr,
             adjacency.neighbor,
             adjacency.weight.numpy()[:, 0],
-            self.config.fanout,
+            self.config.hops,
             row_bytes=4 * self.config.hidden * _ROW_COPIES,
             table_bytes=max(rows.values()),
             max_bytes=self.budget.batch,
