@@ -55,9 +55,10 @@ def _line(flag: Flag, settings: Any, active: bool) -> str:
     value = type(settings).model_fields[flag.name].get_default(call_default_factory=True)
     is_set = value not in _EMPTY
     if flag.name in ("mode", "task", "model", "fanout", *_EXAMPLES):
-        is_set, value = True, getattr(settings, flag.name)
+        value = getattr(settings, flag.name)
+        is_set = flag.name != "fanout" or bool(value)
     elif flag.name == "layers":  # where there is a fan-out, it says how many
-        is_set = not applies("fanout", settings.mode)
+        is_set = not (applies("fanout", settings.mode) and settings.fanout)
     elif not is_set:  # what it is resolved to, if anything
         value = getattr(settings, flag.name)
     shown = json.dumps(value) if value not in _EMPTY else _TABLES.get(flag.metavar or "", flag.metavar) or "BOOL"

@@ -41,7 +41,7 @@ _ROWS_AT_ONCE = 2**14
 
 
 @dataclass(frozen=True)
-class SampledBatch:
+class SampledLinkBatch:
     """Links of a step with what the rows of their nodes are computed from; `requests` are the rows, by node type."""
 
     links: LinkBatch
@@ -145,7 +145,7 @@ class SampledSteps(PropagationSteps):
             max_bytes=self.budget.batch,
         )
 
-    def of(self, epoch: int, step: int, stop: int) -> Iterator[SampledBatch]:
+    def of(self, epoch: int, step: int, stop: int) -> Iterator[SampledLinkBatch]:
         self.tables.end_pass()
 
         def sample(number: int) -> tuple[LinkBatch, SampledLayers]:
@@ -158,7 +158,7 @@ class SampledSteps(PropagationSteps):
         ]
         return Pipeline(range(step, stop), stages, self.budget.in_flight, clocks=self._clocks)
 
-    def _ahead(self, item: tuple[LinkBatch, SampledLayers]) -> SampledBatch:
+    def _ahead(self, item: tuple[LinkBatch, SampledLayers]) -> SampledLinkBatch:
         """Read a batch's rows, whose nodes are in ascending order and so by type."""
         links, sampled = item
         requests = {}
@@ -166,9 +166,9 @@ class SampledSteps(PropagationSteps):
             first = self.links.first[name]
             begin, end = np.searchsorted(sampled.node, [first, first + count])
             requests[name] = self.tables.tables[name].ahead(sampled.node[begin:end] - first)
-        return SampledBatch(links, sampled, requests)
+        return SampledLinkBatch(links, sampled, requests)
 
-    def rows(self, batch: SampledBatch) -> tuple[LinkBatch, PropagatedRows]:
+    def rows(self, batch: SampledLinkBatch) -> tuple[LinkBatch, PropagatedRows]:
         self._rows_asked += len(batch.sampled.node)
         pulled = [self.tables.tables[name].pull(each, torch.device("cpu")) for name, each in batch.requests.items()]
         found: Any = SampledPropagation.apply(torch.cat(pulled), batch.sampled)  # type: ignore[no-untyped-call]
