@@ -20,7 +20,7 @@ COMMON: Settings = {
 }  # fmt: skip
 MODELS: dict[str, Settings] = {
     "sage, 3 layers": {"model": "sage", "layers": 3, "residual": True, "lr": 0.01, "dropout": 0.2},
-    "revsage, 28 layers": {"model": "revsage", "layers": 28, "groups": 2, "lr": 0.003, "dropout": 0.1},
+    "revsage, 28 layers": {"model": "revsage", "layers": 28, "groups": 2, "lr": 0.01, "dropout": 0.2},
 }
 """Validation of seed 0 selected learning rates and dropout"""
 
