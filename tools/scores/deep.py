@@ -3,8 +3,8 @@
     python -m tools.scores.published deep DATA OUT                # both models, ten seeds each
     python -m tools.scores.published deep DATA OUT --seed 3       # one seed; its result is saved for the others
 
-Validation selects the epoch; scores are exact, from all edges. A batch has a quarter of the nodes. Each run's result is saved in
-OUT/kept, so a killed command continues, and a complete one prints at once.
+Validation selects the epoch; scores are exact, from all edges. A batch has a quarter of the nodes. Each run's result is saved
+in OUT/kept, so a killed command continues, and a complete one prints at once.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from tools.scores.modes import WHOLE, store_of, trained
 
 INGEST: Settings = {"undirected": True, "split_index": 0, "parts": 1600}
 COMMON: Settings = {
-    "mode": "cluster", "parts_per_batch": 400, "hidden": 64, "norm": "layer", "epochs": 250, "eval_every": 50, "monitor": "auroc",
-    "evaluate": "layerwise", "lr_schedule": "cosine", "lr_warm_up": 5, "threads": 1, "plan": False,
+    "mode": "cluster", "parts_per_batch": 400, "hidden": 64, "norm": "layer", "epochs": 250, "eval_every": 50,
+    "monitor": "auroc", "evaluate": "layerwise", "lr_schedule": "cosine", "lr_warm_up": 5, "threads": 1, "plan": False,
 }  # fmt: skip
 MODELS: dict[str, Settings] = {
     "sage, 3 layers": {"model": "sage", "layers": 3, "residual": True, "lr": 0.01, "dropout": 0.2},
