@@ -28,6 +28,8 @@ SOURCE = "source"
 CONSUMER = "consumer"
 SIGNAL_SECONDS = 0.5
 """a waiting consumer notices Ctrl-C within this time"""
+STOPPED_SECONDS = 2.0
+"""a thread that is about to wait when a collection in this very thread stops the pipeline notices it within this time"""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class _State:
         with self.lock:
             while not (self.stopped or self.may_claim(position)):
                 self.called[position] = 0
-                self.idle[position].wait()
+                self.idle[position].wait(STOPPED_SECONDS)
             self.called[position] = 0
             if self.stopped:
                 return None

@@ -185,6 +185,24 @@ def test_a_collected_pipeline_leaves_no_thread():
     assert eventually(lambda: not threads())
 
 
+def test_a_collection_in_a_thread_that_is_about_to_wait_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind its last look at what has changed: `wait` makes a lock first, which may begin a collection."""
+    wait, stopped = threading.Condition.wait, threading.Event()
+
+    def collected(self: threading.Condition, timeout: float | None = None) -> bool:
+        if any(self is each for each in pipeline._state.idle[:-1]) and not stopped.is_set():
+            stopped.set()
+            pipeline._state.stop()
+        return wait(self, timeout)
+
+    pipeline = Pipeline(range(1000), [Stage("work", lambda item: item)], max_bytes=1, max_items=1)
+    assert eventually(lambda: at_rest(pipeline))
+    monkeypatch.setattr(threading.Condition, "wait", collected)
+    next(pipeline)
+    assert stopped.wait(60)
+    assert eventually(lambda: not threads())
+
+
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("at", range(5))
 def test_a_pipeline_that_cannot_begin_leaves_no_thread_and_has_ended(monkeypatch, at, error):
