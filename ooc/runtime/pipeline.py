@@ -206,14 +206,16 @@ class _State:
         return None
 
     def _goes_on(self, position: int, item: _Item) -> bool:
-        """Whether the thread that has worked on the item takes it to the next stage, too: where nothing else can be begun.
+        """Whether the thread that has worked on the item takes it to the next stage, too: where it is the last one in work, all
+        others wait for the consumer, and none can be begun.
 
         Not from the source, as samplers keep tables in each thread in which they work.
         """
         following = position + 1
-        if not (0 < position < len(self.stages) and self.full and not self.stopped and self.may_claim(following)):
+        others = self.pulled - self.delivered - 1
+        if not (0 < position < len(self.stages) and self.full and not self.stopped and len(self.ready[-1]) == others):
             return False
-        return self.ready[following][0][1] is item and not self.ready[position]
+        return self.may_claim(following) and self.ready[following][0][1] is item
 
     def _end(self, position: int, item: _Item, error: BaseException | None, where: str) -> None:
         """Stop after this step, because the source is exhausted or a stage failed on it."""

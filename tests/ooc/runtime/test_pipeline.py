@@ -339,6 +339,23 @@ def test_the_last_item_that_may_be_begun_stays_in_its_thread(ahead: int) -> None
     assert at[0][last] == at[1][last] == at[2][last] != []
 
 
+def test_an_item_that_is_not_the_last_one_in_work_is_left_to_the_next_stage() -> None:
+    """Though no other may be begun: its thread is wanted once the consumer has the item before."""
+    begun, at = (threading.Event(), threading.Event()), list[int]()
+
+    def first(item: int) -> int:
+        at.append(threading.get_ident())
+        assert item == 0 or begun[0].wait(5)
+        return item
+
+    def then(item: int) -> bool:
+        begun[item].set()
+        return begun[1].wait(60) and threading.get_ident() not in at
+
+    stages = [Stage("a", first), Stage("b", then, threads=2)]
+    assert list(Pipeline(range(2), stages, max_bytes=1, max_items=2)) == [True, True]
+
+
 def test_a_thread_is_woken_for_what_it_can_do_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for each change: two wake-ups an item, of the source and of the first stage."""
     woken: list[threading.Condition] = []
