@@ -241,7 +241,9 @@ def _figures(steps: list[dict[str, Any]], epochs: list[dict[str, Any]], summary:
         caption = "Relative error of each inner layer's histories on a sample of nodes, without dropout; dashed: a refresh."
         figures.append(("Drift of the histories", drift_figure(drifted), caption))
     if summary.get("stages"):
-        caption = "Seconds summed over a stage's threads. The stage that hardly waits is the bottleneck."
+        caption = (
+            "Seconds summed over a stage's threads. Where the model waits, the stage that works longest is the bottleneck."
+        )
         figures.append(("Where the time went", stages_figure(summary["stages"]), caption))
     if summary.get("memory") or summary.get("peak_rss_bytes"):
         caption = "Resident memory of the process" + (", against the budget." if summary.get("memory_budget_bytes") else ".")

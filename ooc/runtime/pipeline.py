@@ -400,7 +400,8 @@ class Pipeline:
         return value
 
     def times(self) -> dict[str, dict[str, float]]:
-        """Each stage's `Clock.sums`, with source and consumer; the bottleneck hardly waits while the consumer does."""
+        """Each stage's `Clock.sums`, with source and consumer. Where the consumer waits, the bottleneck is the stage that works
+        longest for its threads: one that waits little may be one whose items other threads take on."""
         return {name: clock.sums() for name, clock in self.clocks.items()}
 
     @property

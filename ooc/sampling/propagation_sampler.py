@@ -102,7 +102,14 @@ class PropagationSampler:
         return self._bytes(layers.num_links, layers.num_rows, len(layers.node))
 
     def sample(self, seeds: Ids, key: int) -> SampledLayers:
-        """Draw the links of `seeds`, distinct nodes int64[s].
+        """Draw the links of `seeds`.
+
+        Args:
+            seeds: Distinct nodes, int64[s].
+            key: Of the draws.
+
+        Returns:
+            The links of each layer, and the nodes whose rows they need.
 
         Raises:
             BudgetError: They take more than `max_bytes`; before they are drawn.
@@ -112,7 +119,7 @@ class PropagationSampler:
         for hop, fanout in enumerate(self._fanout):
             count, _, _ = count_edges(self._indptr, node, 0, len(node), fanout, False)
             links, most = links + count, min(len(seeds) + count, len(self._weight))
-            self._check(hop, links, rows + most, most)
+            self._check(hop, links, rows + most, most, len(seeds))
             numbers = RelabelTable(len(seeds) + count)
             numbers.add(seeds)
             slot, indptr = np.empty(count, np.int64), np.zeros(len(node) + 1, np.int64)
@@ -137,9 +144,15 @@ class PropagationSampler:
     def _bytes(self, links: int, rows: int, of_table: int) -> int:
         return EDGE_BYTES * links + self._row_bytes * rows + self._table_bytes * of_table
 
-    def _check(self, hop: int, links: int, rows: int, of_table: int) -> None:
-        need = self._bytes(links, rows, of_table)
-        if self._max_bytes is not None and need > self._max_bytes:
+    def _check(self, hop: int, links: int, rows: int, nodes: int, seeds: int) -> None:
+        """Raise BudgetError where the hops so far take too much. nodes: rows of the layer below at most."""
+        if self._max_bytes is not None and self._bytes(links, rows, nodes) > self._max_bytes:
+            most = links
+            for fanout in self._fanout[hop + 1 :]:  # what is enough for all of them
+                own = len(self._neighbor) if fanout < 0 else min(nodes * fanout, len(self._neighbor))
+                nodes = min(seeds + own, len(self._weight))
+                most, rows = most + own, rows + nodes
+            need = self._bytes(most, rows, nodes)
             raise BudgetError(
                 f"hop {hop + 1} of fan-out {','.join(map(str, self._fanout))} samples {links:,} links, so the batch may need "
                 f"{words_for(need, self._max_bytes)}: give a smaller `fanout` or `batch_size`, or more memory"

@@ -120,7 +120,10 @@ class LightGCNMode(Mode):
     def prepare(self) -> None:
         """Put the links that carry messages in order."""
         members = [self.train]
-        pieces = lambda: ((head, tail) for head, _, tail in self.links.pieces(members))  # noqa: E731
+
+        def pieces() -> Iterator[tuple[Ids, Ids]]:
+            return ((head, tail) for head, _, tail in self.links.pieces(members))
+
         made = self.config.out / "neighbors"
         room = max(2**24, self.steps.adjacency_room)
         self.steps.prepare(SymmetricAdjacency.of(pieces, self.links.num_nodes, room, made))

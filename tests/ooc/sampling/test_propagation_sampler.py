@@ -1,10 +1,13 @@
 """The links that LightGCN's sampled propagation draws, against those of the graph."""
 
+import re
+
 import numpy as np
 import pytest
 
 from ooc.sampling.propagation_sampler import PropagationSampler
 from ooc.stores.errors import BudgetError
+from ooc.stores.sizes import parse_bytes
 
 NODES = 60
 
@@ -71,3 +74,15 @@ def test_what_is_too_large_is_refused_before_it_is_drawn():
     with pytest.raises(BudgetError, match=r"hop 2 of fan-out 4,4 samples \d+ links, so the batch may need .* smaller `fanout`"):
         PropagationSampler(indptr, neighbor, weight, [4, 4], **sizes, max_bytes=need - 1).sample(np.arange(20), 3)
     assert PropagationSampler(indptr, neighbor, weight, [4, 4], **sizes, max_bytes=4 * need).sample(np.arange(20), 3)
+
+
+@pytest.mark.parametrize("fanout", [[4, 4, 4], [2, -1, 3]])
+def test_what_is_said_to_be_needed_is_enough_for_all_hops(fanout):
+    indptr, neighbor, weight = graph()
+    sizes = {"row_bytes": 1000, "table_bytes": 500}
+    with pytest.raises(BudgetError) as refused:
+        PropagationSampler(indptr, neighbor, weight, fanout, **sizes, max_bytes=1).sample(np.arange(20), 3)
+    said = re.search(r"may need (.*?) of", str(refused.value))
+    enough = int(1.01 * parse_bytes(said[1]))  # it is rounded
+    for key in range(20):
+        assert PropagationSampler(indptr, neighbor, weight, fanout, **sizes, max_bytes=enough).sample(np.arange(20), key)
