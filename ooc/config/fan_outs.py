@@ -50,6 +50,8 @@ def _checked(value: list[int] | dict[str, list[int]]) -> list[int] | dict[str, l
     return value
 
 
+HELP = "In-neighbors sampled, one number per layer, -1 for all: 10,10. Of an edge type: author:writes:paper=10,5; repeatable."
+"""of `fanout`, the same in all modes, so that the help says it once"""
 _Lists = Annotated[list[Number], Tag("list")] | Annotated[dict[str, list[Number]], Tag("dict")]
 FanOuts = Annotated[
     Annotated[_Lists, Discriminator(lambda value: "dict" if isinstance(value, dict) else "list")],

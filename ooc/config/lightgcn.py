@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ooc.config.base import Counts, Fraction, Positive, Ratio, RunConfig, Width, Words, changed, task_name
 from ooc.config.divided_edges import DividedEdges
+from ooc.config.fan_outs import HELP as FANOUT_HELP
 from ooc.config.fan_outs import FanOuts, fanout_text, parsed
 
 
@@ -17,18 +18,14 @@ class LightGCNConfig(DividedEdges, RunConfig):
     """
 
     refused = ("dropout", "optimizer", "weight_decay", "grad_clip", "model_args", "features", "in_memory", "tf32", "device")
-    mode: Literal["lightgcn"] = Field(default="lightgcn", description="LightGCN over the whole graph, or by sampled links.")
+    mode: Literal["lightgcn"] = Field(default="lightgcn", description="LightGCN by all links, or by --fanout.")
     task: Annotated[Literal["link"], BeforeValidator(task_name)] = Field(
         default="link", description="link (edges against pairs that are none)."
     )
     model: Literal["lightgcn"] = Field(default="lightgcn", description="lightgcn.")
     hidden: Width = Field(default=64, description="Columns of a row.")
     layers: Positive = Field(default=3, description="Layers.")
-    fanout: FanOuts = Field(
-        default_factory=list,
-        description="Neighbors sampled for the propagation of a step, one number per layer, -1 for all: 10,10,10; by default "
-        "every step goes over the whole graph.",
-    )
+    fanout: FanOuts = Field(default_factory=list, description=FANOUT_HELP)
     edge_type: str | None = Field(
         default=None, description="Edge type of the links (heterogeneous), as user:likes:item; by default the one there is."
     )

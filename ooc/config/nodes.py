@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ooc.config.base import DeviceName, Positive, Size, Threads, changed, parse
 from ooc.config.fan_outs import ALL_OTHERS, FanOuts, by_edge_type, fanout_text, parsed
+from ooc.config.fan_outs import HELP as FANOUT_HELP
 from ooc.config.gradients import SharedGradients
 from ooc.config.models import DEFAULT_LAYERS, REVERSIBLE, ModelConfig
 from ooc.stores.sizes import parse_bytes
@@ -109,11 +110,7 @@ class TrainConfig(NodeConfig, SharedGradients):
     drift_tolerance: float | None = Field(
         default=None, gt=0, description="Relative error at which --refresh auto refreshes, 0.1 by default."
     )
-    fanout: FanOuts = Field(
-        default_factory=list,
-        description="In-neighbors sampled, one number per layer, -1 for all: 10,10. Of an edge type: author:writes:paper=10,5; "
-        "repeatable.",
-    )
+    fanout: FanOuts = Field(default_factory=list, description=FANOUT_HELP)
     eval_fanout: FanOuts = Field(default_factory=list, description="In-neighbors sampled for evaluation; by default --fanout.")
     sampler: Literal["neighbor", "labor", "ladies", "fastgcn", "degree", "gradient", "learned"] = Field(
         default="neighbor",
