@@ -64,9 +64,9 @@ def kill_at_random(begin: Callable[[Path], Python], folder: Path, same: Callable
     assert killed
 
 
-def tight() -> str:
+def tight(beside: int = 500_000_000) -> str:
     """Memory, in bytes, that a small run just goes with, whatever the tests before it left in the process."""
-    return f"{resident_bytes()[0] + 500_000_000}"
+    return f"{resident_bytes()[0] + beside}"
 
 
 def configure(store: Path, out: Path, **settings: Any) -> TrainConfig:

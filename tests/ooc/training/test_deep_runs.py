@@ -18,6 +18,8 @@ from tests.forked import Python, python
 from tests.ooc.runs import tight
 
 NODES, LAYERS = 40_000, 20
+SHORT = 400_000_000
+"""bytes beside the process in which all layers do not fit: also not nearly, where the process is large"""
 DEEP: dict[str, Any] = {"mode": "cluster", "parts": 2, "layers": LAYERS, "hidden": 128, "threads": 1}
 FLAGS = [word for name, value in DEEP.items() for word in (f"--{name}", str(value))]
 
@@ -42,14 +44,14 @@ def test_a_plan_names_recomputing_with_which_it_fits(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "500")
     out = tmp_path / "run"
-    plan: Any = ooc.plan(store=deep, out=out, memory=tight(), **DEEP)
+    plan: Any = ooc.plan(store=deep, out=out, memory=tight(SHORT), **DEEP)
     assert plan.needs_more
     named = re.findall(r"with technique ([\w-]+): `activation_checkpointing=(\w+)`", plan.advice)
     assert len(named) == 1, plan.advice
-    with_it: Any = ooc.plan(store=deep, out=out, memory=tight(), activation_checkpointing=named[0][1], **DEEP)
+    with_it: Any = ooc.plan(store=deep, out=out, memory=tight(SHORT), activation_checkpointing=named[0][1], **DEEP)
     assert not with_it.needs_more
     capsys.readouterr()
-    assert main(["plan", str(deep), "--memory", tight(), *FLAGS]) == 0
+    assert main(["plan", str(deep), "--memory", tight(SHORT), *FLAGS]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"with technique checkpointing[\w-]*: --activation-checkpointing (layers|sqrt|auto)", shown), shown
     assert "activation_checkpointing" not in shown
