@@ -147,7 +147,13 @@ def single_threaded() -> Iterator[None]:
 
 
 def few(numbers: int) -> AbstractContextManager[None]:
-    """Of operations on so many numbers, each by itself: in one thread where they are few. torch divides from 32,768 on.
+    """Do torch's operations on each of so many numbers in one thread where they are few; torch divides them from 32,768 on.
+
+    Args:
+        numbers: Of the largest tensor, or of all that one call changes.
+
+    Returns:
+        A context in which the calling thread works alone, or one that changes nothing.
 
     >>> with few(logits.numel()):
     ...     loss = torch.nn.functional.cross_entropy(logits, labels)
