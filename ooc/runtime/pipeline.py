@@ -6,8 +6,8 @@ the oldest item always gets its bytes and the pipeline cannot deadlock. (As in t
 items instead of bytes.)
 
 Handing an item to another thread costs two switches and what is cached of it, which counts where the model needs the same
-cores. So a thread is woken only for an item that it can have, and where all other items wait for the consumer and no further one
-may be begun, the thread that has the last one takes it through the next stages itself.
+cores. So a thread is woken only for an item that it can have, and where all other items wait for the consumer and no further
+one may be begun, the thread that has the last one takes it through the next stages itself.
 """
 
 import atexit
