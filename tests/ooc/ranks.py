@@ -1,5 +1,6 @@
 """Processes that train together, as torchrun starts them."""
 
+import random
 import socket
 import subprocess
 from pathlib import Path
@@ -7,11 +8,19 @@ from pathlib import Path
 from tests.forked import Python
 
 
+def free_port() -> int:
+    """A port that nobody listens on, below those that Linux gives to outgoing connections: one of these may take a port of
+    theirs between this call and its use."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)  # not seeded: test workers with one seed would choose the same
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+
+
 def start_ranks(count: int, *words: str | Path, **env: str) -> list[Python]:
     """So many processes of the same command, a rank each, in threads of their own. env: further variables."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = str(taken.getsockname()[1])
+    port = str(free_port())
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     common |= {"OMP_NUM_THREADS": "1", **env}
     return [Python(*words, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(count)]

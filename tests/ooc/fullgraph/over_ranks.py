@@ -1,6 +1,5 @@
 """Exact steps over several processes that gloo connects, for tests: what every rank came to."""
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,12 @@ from torch import distributed, multiprocessing
 
 from ooc.runtime.ranks import Ranks
 from tests.forked import FORKED
+from tests.ooc.ranks import free_port
 
 
 def run_over(ranks: int, work: Callable[..., Any], *arguments: Any, folder: Path) -> list[Any]:
     """work(ranks, *arguments) in so many processes of one thread each; what each rank returned, through files in `folder`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     multiprocessing.start_processes(_one, (ranks, port, work, arguments, folder), nprocs=ranks, start_method=FORKED)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(ranks)]

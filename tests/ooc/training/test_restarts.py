@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ import pytest
 
 from ooc.training.checkpoint import read_metrics
 from tests.conftest import MakeStore
-from tests.ooc.ranks import ended, run_ranks, start_ranks
+from tests.ooc.ranks import ended, free_port, run_ranks, start_ranks
 
 COMMON = ["--hidden", "8", "--threads", "1", "--no-plan", "--seed", "5", "--checkpoint-every", "2"]
 FLAGS = ["--fanout", "4,4", *COMMON]
@@ -114,9 +113,7 @@ def test_torchrun_restarts_a_killed_run(make_store: MakeStore, tmp_path: Path) -
 def test_a_rank_of_one_of_two_hosts_is_killed(make_store: MakeStore, tmp_path: Path) -> None:
     """The other host's agent restarts its rank too and counts no restart; the processes find each other all the same."""
     store, out = make_store(num_nodes=203, num_edges=1500), tmp_path / "run"
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        end = f"127.0.0.1:{taken.getsockname()[1]}"
+    end = f"127.0.0.1:{free_port()}"
     agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
     agent += ["--rdzv-endpoint", end, "--rdzv-id", "two", "--max-restarts", "1"]
     words = [*agent, *command(store, out, 30), "--batch-size", "8"]
@@ -181,9 +178,7 @@ def test_ctrl_c_at_any_rank_takes_a_checkpoint(make_store: MakeStore, tmp_path: 
 def test_two_hosts_of_two_processes(make_store: MakeStore, tmp_path: Path) -> None:
     """Two of torchrun's agents, which start the script `ooc` itself."""
     store, out = make_store(num_nodes=203, num_edges=1500), tmp_path / "run"
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        end = f"127.0.0.1:{taken.getsockname()[1]}"
+    end = f"127.0.0.1:{free_port()}"
     agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
     script = Path(sys.executable).with_name("ooc")
     words = [*agent, "--rdzv-endpoint", end, "--rdzv-id", "one", str(script), *command(store, out, 2)[2:], "--batch-size", "4"]
