@@ -20,8 +20,8 @@ from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.errors import BudgetError
 from ooc.stores.jit import kernel
 
-EDGE_BYTES = 32
-"""of a sampled link: where it is and whose it is while it is drawn, and its place among rows, in both directions"""
+EDGE_BYTES = 40
+"""of a sampled link while its hop is drawn: its slot, its neighbor's id and number, and a table of all that are numbered"""
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
