@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ from ooc.stores.errors import BudgetError, ConfigError
 from ooc.training.loop import plan, train
 from ooc.training.open_run import open_run
 from ooc.training.watchers import Watchers, terminal_watcher
-from tests.forked import Python
-from tests.ooc.runs import KillAt, Killed, curve, kill_at_random
+from tests.ooc.lightgcn import embeddings, kill_the_command, killed_in_little_memory
+from tests.ooc.runs import Killed, curve
 from tests.ooc.tables import ITEMS, USERS, make_shop, recall_and_ndcg
 
 WIDTH = 8
@@ -46,14 +45,6 @@ def config(store: Path, out: Path, **settings: Any) -> LightGCNConfig:
 
 def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in curve(out).splitlines()]
-
-
-def embeddings(out: Path) -> np.ndarray:
-    ended = torch.load(out / "model.pt", weights_only=True)  # a run that ended before has another name for them
-    with closing(DiskRows.open(out / ended["embeddings"])) as rows:
-        found = np.empty(rows.shape, np.float32)
-        rows.read(np.arange(len(found)), found)
-        return found
 
 
 def little_memory(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
@@ -123,29 +114,14 @@ def test_losses_and_rows_are_those_of_pygs_model_in_ram(store: Path, tmp_path: P
 
 
 def test_any_memory_and_any_kill_give_the_same_bits(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = config(store, tmp_path / "whole", norm_power=0.5)
-    result = train(whole)
-    assert result["columns"] == [WIDTH]
-    little_memory(monkeypatch, 15_000)
-    for killed_at in (0, 5, 9):
-        cut = config(store, tmp_path / f"cut-{killed_at}", checkpoint_every=2, norm_power=0.5)
-        with pytest.raises(Killed):
-            train(cut, watcher=KillAt(killed_at))
-        resumed = train(cut, resume=True)
-        assert len(resumed["columns"]) > 1
-        assert curve(cut.out) == curve(whole.out)
-        assert resumed["metrics"] == result["metrics"]
-        np.testing.assert_array_equal(embeddings(cut.out), embeddings(whole.out))
-        assert not list(cut.out.glob("embeddings-*"))
+    def make(name: str, **own: Any) -> LightGCNConfig:
+        return config(store, tmp_path / name, norm_power=0.5, **own)
+
+    whole, cut_off = killed_in_little_memory(make, lambda: little_memory(monkeypatch, 15_000))
+    assert whole["columns"] == [WIDTH]
+    assert all(len(each["columns"]) > 1 for each in cut_off)
 
 
-LITTLE = """
-import sys
-from ooc.cli.main import main
-from ooc.runtime.memory_plan import MemoryPlan
-MemoryPlan.batches = property(lambda plan: 20_000)
-sys.exit(main({words!r}))
-"""
 FLAGS = "--task link --mode lightgcn --hidden 32 --layers 2 --batch-size 32 --epochs 60 --lr 0.03 --l2 0.01 --eval-k 5"
 FLAGS += " --eval-every 20 --threads 1 --seed 3 --checkpoint-every 20"
 
@@ -153,18 +129,8 @@ FLAGS += " --eval-every 20 --threads 1 --seed 3 --checkpoint-every 20"
 @pytest.mark.slow
 def test_kill_9_at_random_moments(store: Path, tmp_path: Path) -> None:
     """Columns are on disk, so that kills are in the middle of steps that write them."""
-
-    def begin(out: Path) -> Python:
-        words = ["train", str(store), "--out", str(out), *FLAGS.split(), *(["--resume"] if out.exists() else [])]
-        return Python("-c", LITTLE.format(words=words))
-
-    assert "blocks of" in begin(tmp_path / "first").wait().stderr  # compiles
-
-    def same(out: Path) -> None:
-        assert curve(out) == curve(tmp_path / "whole")
-        np.testing.assert_array_equal(embeddings(out), embeddings(tmp_path / "whole"))
-
-    kill_at_random(begin, tmp_path, same, earliest=0.3)
+    shrink = "MemoryPlan.batches = property(lambda plan: 20_000)"
+    kill_the_command(store, tmp_path, FLAGS, shrink, "blocks of")
 
 
 def test_lists_are_those_of_the_best_rows(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,8 +21,7 @@ from ooc.stores.errors import BudgetError, ConfigError
 from ooc.training.loop import plan, train
 from ooc.training.open_run import open_run
 from ooc.training.watchers import Watchers
-from tests.forked import Python
-from tests.ooc.runs import KillAt, Killed, curve, kill_at_random
+from tests.ooc.lightgcn import embeddings, kill_the_command, killed_in_little_memory
 from tests.ooc.tables import ITEMS, USERS, make_shop, recall_and_ndcg
 
 WIDTH = 8
@@ -44,14 +43,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(store: Path, out: Path, **settings: Any) -> LightGCNConfig:
     return LightGCNConfig(store=store, out=out, **{**SMALL, **settings})
-
-
-def embeddings(out: Path) -> np.ndarray:
-    ended = torch.load(out / "model.pt", weights_only=True)
-    with closing(DiskRows.open(out / ended["embeddings"])) as rows:
-        found = np.empty(rows.shape, np.float32)
-        rows.read(np.arange(len(found)), found)
-        return found
 
 
 def behind_pyg(table: torch.Tensor, run: Any, layers: int) -> torch.Tensor:
@@ -136,49 +127,26 @@ def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_any_memory_and_any_kill_give_the_same_bits(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = config(store, tmp_path / "whole", norm_power=0.5)
-    result = train(whole)
-    assert result["history_bytes_read"] == 0
-    on_disk(monkeypatch)
-    for killed_at in (0, 5, 9):
-        cut = config(store, tmp_path / f"cut-{killed_at}", checkpoint_every=2, norm_power=0.5)
-        with pytest.raises(Killed):
-            train(cut, watcher=KillAt(killed_at))
-        resumed = train(cut, resume=True)
-        assert resumed["history_bytes_read"] > 0
-        assert curve(cut.out) == curve(whole.out)
-        assert resumed["metrics"] == result["metrics"]
-        np.testing.assert_array_equal(embeddings(cut.out), embeddings(whole.out))
-        assert not list(cut.out.glob("embeddings-*"))
+    def make(name: str, **own: Any) -> LightGCNConfig:
+        return config(store, tmp_path / name, norm_power=0.5, **own)
+
+    whole, cut_off = killed_in_little_memory(make, lambda: on_disk(monkeypatch))
+    assert whole["history_bytes_read"] == 0
+    assert all(each["history_bytes_read"] > 0 for each in cut_off)
 
 
 FLAGS = "--task link --mode lightgcn --hidden 32 --fanout 3,3,3 --batch-size 32 --epochs 60 --lr 0.03 --l2 0.01 --eval-k 5"
 FLAGS += " --eval-every 20 --threads 1 --seed 3 --checkpoint-every 20"
 ON_DISK = """
-import sys
-from ooc.cli.main import main
-from ooc.runtime.memory_plan import MemoryPlan
 MemoryPlan.beside_tables = lambda plan, nbytes: plan.beside_history()
 MemoryPlan.table_rows = property(lambda plan: 4096)
-sys.exit(main({words!r}))
 """
 
 
 @pytest.mark.slow
 def test_kill_9_at_random_moments(store: Path, tmp_path: Path) -> None:
     """Rows are on disk, so that kills are in the middle of steps that write them."""
-
-    def begin(out: Path) -> Python:
-        words = ["train", str(store), "--out", str(out), *FLAGS.split(), *(["--resume"] if out.exists() else [])]
-        return Python("-c", ON_DISK.format(words=words))
-
-    assert "70 rows, on disk" in begin(tmp_path / "first").wait().stderr  # compiles
-
-    def same(out: Path) -> None:
-        assert curve(out) == curve(tmp_path / "whole")
-        np.testing.assert_array_equal(embeddings(out), embeddings(tmp_path / "whole"))
-
-    kill_at_random(begin, tmp_path, same, earliest=0.3)
+    kill_the_command(store, tmp_path, FLAGS, ON_DISK, "70 rows, on disk")
 
 
 def test_scores_lists_and_embeddings_are_of_the_exact_propagation_of_the_best_rows(store: Path, tmp_path: Path) -> None:
