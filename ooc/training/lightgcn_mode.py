@@ -223,7 +223,8 @@ class LightGCNMode(Mode):
         return saved | {"state": asdict(state), "best_model": None}, Growth(touched, state.epoch)
 
     def counts(self) -> dict[str, Any]:
-        return self.steps.counts()
+        found = self.steps.counts()
+        return {**found, **{f"table_{what}": found[f"history_{what}"] for what in ("bytes_read", "bytes_written")}}
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
         (self.config.out / "neighbors").unlink(missing_ok=True)

@@ -192,7 +192,9 @@ def compose(
             if began > 1:
                 checkpoint.write_json(config.out / checkpoint.RANKS, {"world_size": began})
             write_config(given)  # from here on it is a run, which --resume takes
-        for text in (note, None if growth is None else growth.note):
+        ended = growth is not None and saved is not None and saved["state"]["epoch"] >= config.epochs
+        late = "no epoch is left to train on what is new: give a larger number of epochs" if ended else None
+        for text in (note, None if growth is None else growth.note, late):
             if text:
                 watchers.note(text)
         mode.open(run, saved, growth)

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,18 @@ def row_parts(rows: Rows) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
         yield node, values
 
 
-def write_zarr(out: Path, rows: Rows) -> None:
-    """Write rows as the array `x` of a Zarr group, appended in order."""
+def write_zarr(out: Path, rows: Rows, beside: Mapping[str, tuple[NDArray[Any], dict[str, Any]]] | None = None) -> None:
+    """Write rows as the array `x` of a Zarr group, appended in order. beside: further arrays and their attributes, by name."""
     partial = partial_path(out)
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        with disk_errors(out), Appender(partial, EMBEDDINGS, rows.shape[1:], rows.dtype, count=rows.shape[0]) as array:
-            for _, values in row_parts(rows):
-                array.append(values)
+        with disk_errors(out):
+            with Appender(partial, EMBEDDINGS, rows.shape[1:], rows.dtype, count=rows.shape[0]) as array:
+                for _, values in row_parts(rows):
+                    array.append(values)
+            for name, (own, attributes) in (beside or {}).items():
+                with Appender(partial, name, own.shape[1:], own.dtype, attributes) as array:
+                    array.append(own)
         publish(partial, out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)  # a full disk gets its room back

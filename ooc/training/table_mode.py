@@ -382,4 +382,8 @@ class TableMode(Mode):
                 remove_tree(path)  # as it was before the store has grown
         shape, p, c = self.shape, self.shape.buckets, self.resident
         swaps = {"swaps": beta_swaps(p, c), "least_swaps": least_swaps(p, c), "bucket_bytes": shape.bucket_bytes}
-        return {"table": {"rows": shape.rows, "buckets": p, "resident": c, "in_memory": self.memory.room, **swaps}}
+        found: dict[str, Any] = {"rows": shape.rows, "buckets": p, "resident": c, "in_memory": self.memory.room, **swaps}
+        if self.config.eval_candidates is None:
+            return {"table": found}
+        said = f"estimates: ranked among {self.config.eval_candidates:,} random candidates, not all"
+        return {"table": found, "negatives": said}

@@ -153,7 +153,7 @@ def write_answers(run: Path | str, dataset: Dataset, out: Path, top: int) -> int
 
 
 def write_embeddings(run: Path | str, dataset: Dataset, out: Path, node_type: str | None) -> tuple[int, int]:
-    """Write the rows of a type as the array x of a Zarr group; returns their number and columns."""
+    """Write the rows of a type as the array x of a Zarr group, those of relations as `relation`; returns (nodes, columns)."""
     path = out.with_name(f"{out.name}.rows")  # by node, as the blocks of a table are in another order
     remove_tree(path)
     try:
@@ -163,10 +163,22 @@ def write_embeddings(run: Path | str, dataset: Dataset, out: Path, node_type: st
             with closing(DiskRows.create(path, shape, "float32")) as rows:
                 for ids, values in _blocks_of(trained, first, shape[0]):
                     rows.write(ids, values)
-                write_zarr(out, rows)
+                write_zarr(out, rows, _relation_rows(trained))
         return shape
     finally:
         remove_tree(path)
+
+
+def _relation_rows(trained: TrainedTable) -> dict[str, tuple[AnyArray, dict[str, Any]]]:
+    """The array `relation`, a row of each relation in the order of `names`; nothing without relations.
+
+    With reciprocal relations as many rows follow, by which heads are asked for.
+    """
+    scorer, names = trained.scorer, trained.relation_names
+    if scorer.relation is None:
+        return {}
+    attributes = {"reciprocal": scorer.reciprocal, **({} if names is None else {"names": names})}
+    return {"relation": (scorer.relation.detach().numpy(), attributes)}
 
 
 def all_rows(run: Path | str, dataset: Dataset, node_type: str | None) -> AnyArray:

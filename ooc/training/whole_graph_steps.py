@@ -47,24 +47,44 @@ class WholeGraphSteps(PropagationSteps):
 
     def _divided(self) -> tuple[list[int], int]:
         """(columns of each block, blocks that memory holds). Raises BudgetError where it does not hold a column of each."""
-        width, column = self.config.hidden, column_bytes(self.links.num_nodes)
-        working = WORKING * 4 * self.links.num_nodes
-        room = self.budget.batches - self.adjacency_bytes(self.adjacency_room)
+        width, column, working, room = self._sizes
         if room >= width * (column + working):
             return [width], 1
         most = room // (MOVING * column + working)
-        own = max((each for each in range(1, width + 1) if width % each == 0 and each <= most), default=0)
-        if not own:
+        if most < 1:
             need = format_bytes(MOVING * column + working - room)
             raise BudgetError(
                 f"a column of {self.links.num_nodes:,} rows and the links do not fit the memory: give {need} more"
             )
+        fitting = [own for own in range(1, width + 1) if width % own == 0 and own <= most]
+        own = min(fitting, key=lambda each: (each * _moved(width // each, self._held(each)), -each))
+        return [own] * (width // own), self._held(own)
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        """(columns, bytes of one with its state, of one that is worked on, of memory for all of them)."""
+        rows, room = self.links.num_nodes, self.budget.batches - self.adjacency_bytes(self.adjacency_room)
+        return self.config.hidden, column_bytes(rows), WORKING * 4 * rows, room
+
+    def _held(self, own: int) -> int:
+        """Blocks of so many columns that memory holds, at least those that move."""
+        width, column, working, room = self._sizes
         stay = (room - own * (MOVING * column + working)) // (own * column)
-        return [own] * (width // own), min(width // own, MOVING + stay)
+        return min(width // own, MOVING + max(0, stay))
+
+    def _check_room(self) -> None:
+        """Raise BudgetError where memory does not hold the blocks that a run began with."""
+        own, (_, column, working, room) = self.columns[0], self._sizes
+        need = own * (min(MOVING, len(self.columns)) * column + working)
+        if need > room:
+            raise BudgetError(
+                f"blocks of {own} columns, with which {self.config.out} began, do not fit the memory: give "
+                f"{format_bytes(need - room)} more"
+            )
 
     def predict(self) -> TablePlan:
         rows, parts, own, steps = self.links.num_nodes, len(self.columns), self.columns[0], self.batches.steps_per_epoch
-        moved = 0 if self.room >= parts else parts + MOVING - self.room
+        moved = _moved(parts, self.room)
         passes = 2 * self.config.layers * parts * steps if self.neighbor_bytes > self.adjacency_room else 0
         return TablePlan(
             budget=self.budget,
@@ -103,7 +123,8 @@ class WholeGraphSteps(PropagationSteps):
         rows, self._folder = self.links.num_nodes, FOLDER if state is None else state["folder"]
         if state is not None:
             self._columns = list(state["columns"])
-            self.room = min(len(self.columns), max(MOVING, self.room))
+            self.room = self._held(self.columns[0])
+            self._check_room()
         if state is None:
             remove_tree(self.config.out / FOLDER)  # of a run that was killed before its first checkpoint
             files = StoredBlocks.create(self.config.out / FOLDER, rows, self.columns)
@@ -175,3 +196,8 @@ class WholeGraphSteps(PropagationSteps):
     @property
     def folder(self) -> str:
         return self._folder
+
+
+def _moved(blocks: int, held: int) -> int:
+    """Blocks that a step reads, and writes, where memory holds so many of them."""
+    return 0 if held >= blocks else blocks + MOVING - held

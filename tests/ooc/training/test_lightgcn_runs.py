@@ -113,6 +113,24 @@ def test_losses_and_rows_are_those_of_pygs_model_in_ram(store: Path, tmp_path: P
     np.testing.assert_allclose(embeddings(settings.out), rows.numpy(), atol=2e-3)
 
 
+def test_more_memory_never_reads_more(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, moved = config(store, tmp_path / "run", hidden=24), []
+    for room in range(9_000, 60_000, 500):
+        little_memory(monkeypatch, room)
+        made = plan(settings)
+        moved.append(made.later.read * made.part_bytes)
+    assert moved == sorted(moved, reverse=True)
+    assert moved[-1] == 0 < moved[0]
+
+
+def test_a_run_goes_on_in_memory_that_holds_its_blocks(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = config(store, tmp_path / "run", epochs=1)
+    train(settings)
+    little_memory(monkeypatch, 10_000)
+    with pytest.raises(BudgetError, match=r"blocks of 8 columns, with which .*run began, do not fit the memory: give .* more"):
+        train(config(store, tmp_path / "run", epochs=2), resume=True)
+
+
 def test_any_memory_and_any_kill_give_the_same_bits(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def make(name: str, **own: Any) -> LightGCNConfig:
         return config(store, tmp_path / name, norm_power=0.5, **own)

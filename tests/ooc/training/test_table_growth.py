@@ -20,7 +20,7 @@ from ooc.stores.errors import ConfigError
 from ooc.stores.io.pages import page_buffer
 from ooc.training.loop import train
 from ooc.training.open_run import open_run
-from ooc.training.watchers import Watchers
+from ooc.training.watchers import Watchers, terminal_watcher
 from tests.ooc.runs import KillAt, Killed, curve
 
 N, NEW, WIDTH = 150, 40, 4
@@ -65,6 +65,14 @@ def packed_rows(run: Any) -> np.ndarray:
         mode.table.files.load(bucket, buffer)
         found[ids] = buffer.view(np.float32).reshape(-1, mode.shape.packed)[: len(ids)]
     return found
+
+
+def test_a_run_without_epochs_left_says_so(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = config(store, tmp_path / "run", KINDS[0])
+    train(settings)
+    grow(store)
+    train(settings, resume=True, grown=True, watcher=terminal_watcher())
+    assert "no epoch is left to train on what is new: give a larger number of epochs" in capsys.readouterr().err
 
 
 @pytest.mark.cases(1)

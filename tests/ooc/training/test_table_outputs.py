@@ -145,7 +145,13 @@ def test_answers_of_a_run_in_buckets_are_those_of_its_rows(words: Path, tmp_path
     ooc.train(store=words, out=tmp_path / "run", val=0.1, test=0.1, **settings)
     rows = torch.from_numpy(ooc.embed(tmp_path / "run", words)[:])
     ooc.embed(tmp_path / "run", words, tmp_path / "e.zarr")
-    np.testing.assert_array_equal(zarr.open_group(tmp_path / "e.zarr", mode="r")["x"][:], rows.numpy())
+    group = zarr.open_group(tmp_path / "e.zarr", mode="r")
+    np.testing.assert_array_equal(group["x"][:], rows.numpy())
+    kept = torch.load(tmp_path / "run" / "model.pt", weights_only=True)["model"]["relation"]
+    np.testing.assert_array_equal(group["relation"][:], kept.numpy())
+    with ooc.open(words) as ds:
+        names = ds.edges().class_names
+    assert group["relation"].attrs.asdict() == {"reciprocal": False, "names": names}
     assert [path.name for path in tmp_path.glob("e.zarr*")] == ["e.zarr"]
     ooc.infer(tmp_path / "run", words, tmp_path / "best.parquet", top=2)
     scorer = make_scorer("rotate", WIDTH, 3)

@@ -23,6 +23,7 @@ from ooc.stores.io.pages import page_buffer
 from ooc.stores.process import resident_bytes
 from ooc.training import checkpoint
 from ooc.training.loop import plan, train
+from ooc.training.summary import score_lines
 from ooc.training.table_memory import TableMemory
 from ooc.training.watchers import terminal_watcher
 from tests.forked import Python
@@ -419,7 +420,11 @@ def test_scores_among_a_sample_are_said_to_be_estimates(
     sampled = table_config(store, tmp_path / "sampled", epochs=1, eval_candidates=20)
     found = train(sampled, watcher=terminal_watcher())
     assert "scores are estimates: ranks among 20 random candidates, not among all" in "".join(capsys.readouterr())
+    said = "estimates: ranked among 20 random candidates, not all"
+    assert score_lines(found)[-1] == said
+    assert said in write_report(sampled.out).read_text()
     exact = train(table_config(store, tmp_path / "exact", epochs=1))
+    assert "negatives" not in exact
     assert found["metrics"]["test"]["mrr"] > exact["metrics"]["test"]["mrr"]
     whole = train(table_config(store, tmp_path / "whole", epochs=1, eval_candidates=N))
     assert whole["metrics"] == exact["metrics"]
