@@ -182,15 +182,21 @@ def test_neighbors_are_of_the_same_type(shop: tuple[Path, Path]) -> None:
 
 def test_what_does_not_apply_is_one_line(shop: tuple[Path, Path], words: Path, tmp_path: Path) -> None:
     store, run = shop
-    with pytest.raises(ConfigError, match=r"give the file to write and how many answers each has \(out, top\)"):
+    with pytest.raises(ConfigError, match=r"give `out`, the file to write and `top`, the number of answers of each$"):
         ooc.infer(run, store)
-    with pytest.raises(ConfigError, match="has rows and no layers: leave `layer`"):
+    with pytest.raises(ConfigError, match=r"answers queries: give `top`, the number of answers of each$"):
+        ooc.infer(run, store, tmp_path / "best.parquet")
+    with pytest.raises(ConfigError, match=r"has rows and no layers: leave `layer` out$"):
         ooc.embed(run, store, layer=1)
-    with pytest.raises(ConfigError, match="choose one, as in `node_type='user'`"):
+    with pytest.raises(ConfigError, match=r"has rows and no layers: leave `layer` and `num_layers` out$"):
+        ooc.embed(run, store, layer=1, num_layers=2)
+    with pytest.raises(ConfigError, match=r"^the run has rows of .*: choose one, as in `node_type='user'`"):
         ooc.embed(run, store)
+    with pytest.raises(ConfigError, match=r"^node_type = 'shop' is invalid: the run has rows of .*: choose one"):
+        ooc.embed(run, store, node_type="shop")
     with pytest.raises(ConfigError, match="node_type applies to outputs of nodes"):
         ooc.infer(run, store, tmp_path / "best.parquet", top=3, node_type="user")
-    with pytest.raises(ConfigError, match="has rows of the nodes of another store"):
+    with pytest.raises(ConfigError, match=r"was trained on another store, or on .*words\.ooc before it grew: give that store"):
         ooc.infer(run, words, tmp_path / "best.parquet", top=3)
     with pytest.raises(ConfigError, match="top must be a whole number of 1 or more, not 0"):
         ooc.infer(run, store, tmp_path / "best.parquet", top=0)
