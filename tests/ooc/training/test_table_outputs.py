@@ -180,7 +180,9 @@ def test_neighbors_are_of_the_same_type(shop: tuple[Path, Path]) -> None:
     np.testing.assert_array_equal(found.item, np.argsort(-score[[3, 0]], axis=1)[:, :4])
 
 
-def test_what_does_not_apply_is_one_line(shop: tuple[Path, Path], words: Path, tmp_path: Path) -> None:
+def test_what_does_not_apply_is_one_line(
+    shop: tuple[Path, Path], words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store, run = shop
     with pytest.raises(ConfigError, match=r"give `out`, the file to write and `top`, the number of answers of each$"):
         ooc.infer(run, store)
@@ -210,6 +212,13 @@ def test_what_does_not_apply_is_one_line(shop: tuple[Path, Path], words: Path, t
         ooc.infer(tmp_path / "none", store, tmp_path / "best.parquet", top=3)
     with pytest.raises(ConfigError, match="has a table, and `ooc infer` lists its best answers: give it `top`"):
         ooc.rank(run, store, tmp_path / "best.parquet", k=3)
+    capsys.readouterr()
+    for verb, out, given, said in (
+        ("infer", "b.csv", [], "answers queries: give --top, the number of answers of each\n"),
+        ("embed", "e.zarr", ["--layer", "2"], "has rows and no layers: leave --layer out\n"),
+    ):
+        assert main([verb, str(store), "--checkpoint", str(run), "--out", str(tmp_path / out), *given]) == 2
+        assert capsys.readouterr().err.endswith(said)
     (tmp_path / "best.parquet").touch()
     with pytest.raises(StoreError, match="exists"):
         ooc.infer(run, store, tmp_path / "best.parquet", top=3)
