@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from typer.core import TyperCommand, TyperGroup
 
 from ooc.cli.flags import Flag
-from ooc.config.modes import choice_of, classes, name_of
+from ooc.config.modes import applies, choice_of, classes, name_of
 from ooc.config.topics import Topics, by_topic, common
 from ooc.stores.errors import ConfigError
 
@@ -37,11 +37,14 @@ class Verb(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then the options of each topic."""
+        mode = ctx.meta.get("mode")
         rows = {each.name: each.get_help_record(ctx) for each in self.get_params(ctx)}
-        rows |= {name: _row(flag, ctx.meta.get("mode")) for name, flag in self.flags.items()}
-        rows = {name: row for name, row in rows.items() if row is not None}
+        rows |= {name: _row(flag, mode) for name, flag in self.flags.items()}
+        left_out = {"allow_code"} if mode and not applies("model_args", mode) else set()  # no class of one's own
+        rows = {name: row for name, row in rows.items() if row is not None and name not in left_out}
         everything = self.common is None or "all" in ctx.meta
-        chosen = {*(self.common or ()), *(name for name, flag in self.flags.items() if _is_own(flag, ctx.meta.get("mode")))}
+        often = classes()[mode].often if mode else ()
+        chosen = {*(self.common or ()), *often, *(name for name, flag in self.flags.items() if _is_own(flag, mode))}
         shown = [name for name in rows if everything or name in chosen or name not in self.flags]
         arguments = [each.name for each in self.params if each.param_type_name == "argument"]
         sections = {"Arguments": arguments} | by_topic([name for name in shown if name not in arguments], self.topics, _OWN)

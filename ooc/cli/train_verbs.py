@@ -73,7 +73,8 @@ def train(
         watcher = terminal_watcher(names_run=out is None and not resume)
         summary = run(settings, resume=resume, watcher=watcher, grown=grown)
     out = summary["config"]["out"]
-    steps = f"{out}: {summary['total_steps']} steps; `ooc report {out}` writes a report"
+    count = summary["total_steps"]
+    steps = f"{out}: {count} step{'s' * (count != 1)}; `ooc report {out}` writes a report"
     if not writes_here():
         return
     print(*map(name_flags, score_lines(summary)), steps, sep="\n")
@@ -292,8 +293,8 @@ def infer(
     }
     options |= {"node_type": node_type, "cache_dir": cache_dir, "cache": cache}
     result = _layer_by_layer("infer", checkpoint, store, out, memory=memory, engine=engine, **options)
-    kind = "answer" if top is not None else "model output"
-    outputs = f"{result.columns} {kind}{'s' * (result.columns != 1)}"
+    kind, each = ("answer", " each") if top is not None else ("model output", "")
+    outputs = f"{result.columns} {kind}{'s' * (result.columns != 1)}{each}"
     _say(f"{result.path}: {result.rows:,} {result.of}, {outputs}; {result.moved}")
 
 

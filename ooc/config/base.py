@@ -5,7 +5,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -153,6 +153,8 @@ class RunConfig(BaseModel):
     """whether `ooc compare` has techniques against memory for such runs"""
     refused: ClassVar[tuple[str, ...]] = ()
     """settings of the class it extends that its own runs refuse"""
+    often: ClassVar[tuple[str, ...]] = ()
+    """settings that the short help of such runs shows beside those that all have"""
 
     store: Annotated[Path, AfterValidator(store_path)] = Field(description="The store to train on: a directory, or a URL.")
     out: Path = Field(description="Directory of the run; it must not exist.")
@@ -184,9 +186,15 @@ class RunConfig(BaseModel):
         description="Epochs until the learning rate is 0 (cosine), by default --epochs; or between its steps (step), by "
         "default a third.",
     )
-    lr_factor: float = Field(default=0.1, gt=0, le=1, description="Factor of the learning rate at each fall (step, plateau).")
+    lr_factor: float = Field(
+        default=0.1,
+        gt=0,
+        le=1,
+        description="Factor of the learning rate at each fall (step, plateau); without --lr-schedule it sets plateau.",
+    )
     lr_patience: Positive = Field(
-        default=5, description="Evaluations without improvement before the learning rate falls (plateau)."
+        default=5,
+        description="Evaluations without improvement before the learning rate falls (plateau; set without --lr-schedule).",
     )
     weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of all parameters but embedding tables.")
     grad_clip: float | None = Field(default=None, gt=0, description="Clip the gradient to this norm.")
@@ -361,8 +369,9 @@ def saved_config(out: Path) -> dict[str, Any] | None:
 
 
 def _shown(value: object) -> str:
-    """A value in a message: as written, on one line, and cut where it is long."""
-    text = " ".join(repr(value).split())
+    """A value in a message: as written, on one line, and cut where it is long; a list of texts as flags are given."""
+    texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    text = " ".join((", ".join(cast("list[str]", value)) if texts and value else repr(value)).split())
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
@@ -378,6 +387,8 @@ def parse(model: type[Settings], values: Mapping[str, Any], where: str = "") -> 
         if fault["type"] == "missing":
             raise ConfigError(f"{where}{key} is not set: give it as `{key}` or in the configuration") from None
         message = fault["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
+        if message.startswith(("expected less", "expected greater")):
+            message = message.replace("expected ", "expected a number ", 1)
         if not key:
             raise ConfigError(f"{where}{message}") from None
         message = message.split(", unable to parse")[0]

@@ -8,6 +8,7 @@ from ooc.config.base import Counts, Fraction, Positive, Ratio, RunConfig, Width,
 from ooc.config.divided_edges import DividedEdges
 from ooc.config.fan_outs import HELP as FANOUT_HELP
 from ooc.config.fan_outs import FanOuts, fanout_text, parsed
+from ooc.config.tables import MODELS as OF_TABLES
 
 
 class LightGCNConfig(DividedEdges, RunConfig):
@@ -29,7 +30,7 @@ class LightGCNConfig(DividedEdges, RunConfig):
     edge_type: str | None = Field(
         default=None, description="Edge type of the links (heterogeneous), as user:likes:item; by default the one there is."
     )
-    dropout: Fraction = Field(default=0.0, description="Not of lightgcn.")
+    dropout: Fraction = Field(default=0.0, description="Not supported by mode lightgcn.")
     # the loss
     loss: Literal["bpr", "softmax"] = Field(
         default="bpr",
@@ -68,6 +69,14 @@ class LightGCNConfig(DividedEdges, RunConfig):
         default=None,
         description="Score that selects the best rows: recall@k or ndcg@k; by default recall.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_of_tables(cls, values: Any) -> Any:
+        """Name the mode of a model that is trained without propagation."""
+        if isinstance(values, dict) and values.get("model") in OF_TABLES:
+            raise ValueError(f"model {values['model']} is trained by mode table: give that mode, or leave the model out")
+        return values
 
     @model_validator(mode="before")
     @classmethod

@@ -10,6 +10,8 @@ from ooc.stores.sizes import parse_bytes
 
 MODELS = ("mf", "distmult", "complex", "transe", "rotate", "simple")
 WITH_RELATIONS = MODELS[1:]
+OF_PAIRS = ("complex", "rotate", "simple")
+"""models whose rows have two numbers of each component"""
 OF_MODEL = {
     "distance": ("transe", "rotate"),
     "reciprocal": WITH_RELATIONS,
@@ -35,6 +37,7 @@ class TableConfig(DividedEdges, RunConfig):
     """
 
     refused = ("dropout", "grad_clip", "model_args", "features", "in_memory")
+    often = ("optimizer", "lr_schedule", "eval_every")
     mode: Literal["table"] = Field(default="table", description="embedding tables of any size.")
     task: Annotated[Literal["link"], BeforeValidator(task_name)] = Field(
         default="link", description="link (edges against pairs that are none)."
@@ -50,22 +53,23 @@ class TableConfig(DividedEdges, RunConfig):
         description="Edge type of the links (heterogeneous), as user:likes:item; by default the one there is, or all of "
         "them, each a relation.",
     )
-    dropout: Fraction = Field(default=0.0, description="Not of tables.")
+    dropout: Fraction = Field(default=0.0, description="Not supported by mode table.")
     # the loss
     loss: Literal["softmax", "bce", "bpr", "adversarial", "all"] = Field(
         default="softmax",
         description="softmax, bce, bpr, adversarial (self-adversarial) or all (1-vs-all).",
     )
-    ratio: Ratio = Field(default=256, description="Negatives per link in training, which links share.")
+    ratio: Ratio = Field(default=256, description="Random negatives, shared by the links of a batch.")
     correct_negatives: bool = Field(
         default=False,
         description="Each negative counts for as many nodes as it stands for (--loss softmax): a loss near that over all.",
     )
     chunk: Positive | None = Field(default=None, description="Links that share their negatives; by default all of a batch.")
     queries: Literal["auto", "both", "tails"] = Field(
-        default="auto", description="What is asked for: tails, or both heads and tails; by default both, and tails of mf."
+        default="auto",
+        description="Which ends to predict: tails only (default for mf) or heads and tails (default otherwise).",
     )
-    margin: float = Field(default=0.0, description="Is added to all scores (--loss adversarial); distances need about 10.")
+    margin: float = Field(default=0.0, description="Added to all scores (--loss adversarial); distances need about 10.")
     temperature: float = Field(default=1.0, ge=0, description="Of the negatives' weights (--loss adversarial).")
     label_smoothing: Fraction = Field(default=0.0, description="Label smoothing (--loss all).")
     regularizer: Literal["n3", "l2"] = Field(default="n3", description="Penalty on the rows of a batch's links: n3 or l2.")
@@ -127,6 +131,9 @@ class TableConfig(DividedEdges, RunConfig):
         if self.model not in MODELS:
             raise ValueError(f"model {self.model!r} is unknown in mode table: use {', '.join(MODELS)}")
         check_model(self, MODELS, OF_MODEL)
+        if self.model in OF_PAIRS and self.hidden % 2:
+            near = " or ".join(str(width) for width in (self.hidden - 1, self.hidden + 1) if width)
+            raise ValueError(f"hidden = {self.hidden}: {self.model} needs an even number: give {near}")
         for name in changed(self, *OF_LOSS):
             if self.loss not in OF_LOSS[name]:
                 raise ValueError(f"{name} does not apply to loss = {self.loss}: leave it out")

@@ -19,7 +19,7 @@ TRAIN: Topics = {
         "theta rescale groups update identity both_ways memory_dim time_dim past raw",
     ),
     "Task": ("task loss", "node_type edge_type huber_delta label_smoothing class_weights decoder exact_negatives"),
-    "Tables (--mode table)": (
+    "Tables (--mode table, lightgcn)": (
         "",
         "buckets resident chunk queries distance reciprocal margin temperature regularizer regularizer_weight "
         "relation_weight eval_candidates",

@@ -397,8 +397,8 @@ class MemoryPlan:
         if least > self.batches:
             raise BudgetError(
                 f"{format_bytes(self.memory)} of memory leaves {format_bytes(self.batches)}, and a batch and the edges read "
-                f"ahead take {format_bytes(least)}: give at least "
-                f"{format_bytes(math.ceil((self.memory + least) * _ROUND_UP))}, or a smaller `batch_size`, `ratio` or `hidden`"
+                f"ahead take {format_bytes(least)}: give at least {format_bytes(self.enough_for(least))}, or a smaller "
+                "`batch_size`, `ratio` or `hidden`"
             )
         share = max(LEAST_BATCH, -(-least // SHARES))
         left = self.batches - SHARES * share

@@ -321,7 +321,9 @@ def _edges(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | Wri
 def _answers(work: ModelOutputs, out: Path | None, top: int | None) -> WrittenRows:
     """The best answers of the queries of a run with a table."""
     if out is None or top is None:
-        raise ConfigError(f"{work.model} answers queries: give the file to write and how many answers each has (out, top)")
+        needs = {"`out`, the file to write": out, "`top`, the number of answers of each": top}
+        lacking = " and ".join(name for name, value in needs.items() if value is None)
+        raise ConfigError(f"{work.model} answers queries: give {lacking}")
     _refuse_of_nodes(work.model, "table", num_layers=work.num_layers, node_type=work.node_type)
     _check_new(out)
     with work.dataset(False) as dataset:
@@ -331,8 +333,10 @@ def _answers(work: ModelOutputs, out: Path | None, top: int | None) -> WrittenRo
 
 def _table_rows(work: ModelOutputs, out: Path | None) -> NodeRows | WrittenRows:
     """The rows of a run with a table."""
-    if work.layer != "hidden" or work.num_layers is not None:
-        raise ConfigError(f"{work.model} has rows and no layers: leave `layer` and `num_layers` out")
+    given = {"`layer`": work.layer != "hidden", "`num_layers`": work.num_layers is not None}
+    if any(given.values()):
+        names = " and ".join(name for name, there in given.items() if there)
+        raise ConfigError(f"{work.model} has rows and no layers: leave {names} out")
     _check_new(out)
     with work.dataset(False) as dataset:
         if out is None:

@@ -126,11 +126,11 @@ class TableMemory:
                 f"{format_bytes(shape.bucket_bytes * shape.buckets)} does not fit the memory: give more, or use loss = softmax"
             )
         if self.room < need:
-            more = self.budget.memory + need * shape.bucket_bytes - self.budget.buckets
+            enough = self.budget.enough_for(self.budget.batches + need * shape.bucket_bytes - self.budget.buckets)
             raise BudgetError(
                 f"{format_bytes(self.budget.memory)} of memory leaves {format_bytes(self.budget.buckets)} for buckets, and "
-                f"{need} of {format_bytes(shape.bucket_bytes)} are needed: give at least {format_bytes(int(more * 1.02))}, or "
-                "more and smaller `buckets`"
+                f"{need} of {format_bytes(shape.bucket_bytes)} are needed: give at least {format_bytes(enough)}, or a "
+                "larger `buckets`"
             )
         if self.disk is not None and self._slots <= shape.buckets + self._unsaved:
             least = (shape.buckets + self._unsaved + 1) * shape.bucket_bytes

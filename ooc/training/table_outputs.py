@@ -69,7 +69,7 @@ def trained_table(run: Path | str, dataset: Dataset) -> Iterator[TrainedTable]:
     touched = dataset.grown_since(state["store_fingerprint"])  # none, where what was appended is merged since
     if touched is None or len(touched):
         raise ConfigError(
-            f"{run} has rows of the nodes of another store than {dataset.path}, or of the one that it was before it has grown: "
+            f"{run} was trained on another store, or on {dataset.path} before it grew: "
             "give that store, or go on with the run (`resume=True` and `grown=True` of `ooc train`)"
         )
     with mode_of(config).trained_table(Path(run), config, dataset, ended) as found:

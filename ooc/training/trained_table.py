@@ -88,7 +88,8 @@ class TrainedTable:
         if node_type is None and len(types) == 1:
             return types[0], 0
         if node_type not in types:
-            raise ConfigError(f"the run has rows of {' and '.join(types)}: choose one, as in `node_type={types[0]!r}`")
+            given = "" if node_type is None else f"node_type = {node_type!r} is invalid: "
+            raise ConfigError(f"{given}the run has rows of {' and '.join(types)}: choose one, as in `node_type={types[0]!r}`")
         return node_type, self.links.first[node_type]
 
     def candidates(self, reverse: bool) -> Callable[[Ids], NDArray[np.bool_]] | None:

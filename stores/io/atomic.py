@@ -46,9 +46,9 @@ def disk_errors(path: Path | str) -> Iterator[None]:
 
 def write_error(error: OSError, path: Path | str) -> StoreError:
     """Return a StoreError for `error`, raised while writing `path`."""
-    where = error.filename or path
-    hint = _ADVICE.get(error.errno or 0, "check the path and the disk")
-    return StoreError(f"cannot write {where}: {error.strerror or error}; {hint}")
+    where, code = error.filename or path, error.errno or 0
+    why = os.strerror(code) if code in _ADVICE else error.strerror or error  # pyarrow's strerror tells of its own calls
+    return StoreError(f"cannot write {where}: {why}; {_ADVICE.get(code, 'check the path and the disk')}")
 
 
 def database_error(error: Exception, path: Path | str) -> StoreError:

@@ -81,6 +81,17 @@ def test_the_help_of_a_mode_shows_its_options_only(capsys: pytest.CaptureFixture
     assert re.search(r"--lr NUMBER .*\[0.0005\]", events)
 
 
+def test_the_short_help_of_a_mode_has_what_its_runs_often_set(capsys: pytest.CaptureFixture[str]) -> None:
+    for mode, settings in classes().items():
+        assert set(settings.often) <= set(settings.model_fields) - set(settings.refused), mode
+    tables = options(printed(capsys, "train", "--mode", "table", "--help"))
+    assert {"optimizer", "lr-schedule", "eval-every"} <= set(tables)
+    assert "allow-code" not in tables, "no class of one's own is trained there"
+    assert "allow-code" in options(printed(capsys, "train", "--mode", "history", "--help"))
+    lightgcn = printed(capsys, "train", "--mode", "lightgcn", "--help")
+    assert "Tables (--mode table, lightgcn):" in lightgcn
+
+
 def test_brackets_and_modes_are_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
     full = " ".join(printed(capsys, "train", "--help-all").split())
     assert "ooc[gds]" in full

@@ -137,7 +137,7 @@ def test_a_run_without_out_is_numbered(
         assert main(["train", str(store), *UNPLANNED, "--max-steps", "1"]) == 0
         out, err = capsys.readouterr()
         name = f"runs/{store.stem}-{number}"
-        assert f"{name}: 1 steps" in out
+        assert f"{name}: 1 step;" in out
         assert f"writing to {name}" in err
         assert json.loads(Path(name, "config.json").read_text())["out"] == name
     assert main(["train", "--out", f"runs/{store.stem}-2", "--resume", "--max-steps", "2"]) == 0

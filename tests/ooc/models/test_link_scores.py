@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.nn.kge import ComplEx, DistMult, RotatE, TransE
 
+from ooc.config.tables import MODELS, OF_PAIRS
 from ooc.models.link_scores import LinkScorer, SimplEScorer, make_scorer
 from ooc.stores.errors import ConfigError
 
@@ -168,6 +169,7 @@ def test_what_does_not_fit_is_refused():
         make_scorer("transformer", 8)
     with pytest.raises(ConfigError, match="even width, not 7"):
         make_scorer("complex", 7, 2)
+    assert {name for name in MODELS if make_scorer(name, 8, 2).parts == 2} == set(OF_PAIRS), "what settings refuse"
     with pytest.raises(ConfigError, match="distance = l1 does not apply to complex"):
         make_scorer("complex", 8, 2, distance="l1")
     with pytest.raises(ConfigError, match="distance 'l3' is unknown"):

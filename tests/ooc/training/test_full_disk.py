@@ -15,8 +15,10 @@ import pytest
 
 from ooc.cli.main import main
 from ooc.layerwise.layerwise_pass import LayerwisePass
+from ooc.stores.errors import StoreError
 from ooc.stores.info import describe
 from ooc.stores.integrity import verify
+from ooc.training.predictions import write_tables
 from tests.conftest import MakeStore
 from tests.ooc.runs import curve
 
@@ -112,6 +114,14 @@ def test_growth(quick_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert verify(store) == []
         prints[name] = describe(store)["fingerprint"]
     assert prints["whole"] == prints["cut"]
+
+
+def test_a_table_of_text(tmp_path: Path) -> None:
+    """pyarrow's own words for it are not the system's."""
+    table, out = pa.table({"node": np.arange(100_000)}), tmp_path / "out.csv"
+    with allowing(20_000), pytest.raises(StoreError, match=r"^cannot write .*out\.csv: File too large; that disk, or a limit"):
+        write_tables(out, iter([table]))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("verb", [pytest.param("infer", marks=pytest.mark.slow), "embed"])

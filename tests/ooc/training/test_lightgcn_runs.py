@@ -202,7 +202,7 @@ def test_norm_power_is_of_lightgcn_and_stays_what_it_is(
     assert main([*words, "--mode", "table", "--model", "mf"]) == 2
     assert "norm_power does not apply to mode table" in capsys.readouterr().err
     assert main([*words[:-4], "--norm-power", "1.5", "--mode", "lightgcn", "--out", str(tmp_path / "other")]) == 2
-    assert "less than or equal to 1" in capsys.readouterr().err
+    assert "expected a number less than or equal to 1" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
 
 

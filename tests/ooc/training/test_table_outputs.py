@@ -186,17 +186,25 @@ def test_neighbors_are_of_the_same_type(shop: tuple[Path, Path]) -> None:
     np.testing.assert_array_equal(found.item, np.argsort(-score[[3, 0]], axis=1)[:, :4])
 
 
-def test_what_does_not_apply_is_one_line(shop: tuple[Path, Path], words: Path, tmp_path: Path) -> None:
+def test_what_does_not_apply_is_one_line(
+    shop: tuple[Path, Path], words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store, run = shop
-    with pytest.raises(ConfigError, match=r"give the file to write and how many answers each has \(out, top\)"):
+    with pytest.raises(ConfigError, match=r"give `out`, the file to write and `top`, the number of answers of each$"):
         ooc.infer(run, store)
-    with pytest.raises(ConfigError, match="has rows and no layers: leave `layer`"):
+    with pytest.raises(ConfigError, match=r"answers queries: give `top`, the number of answers of each$"):
+        ooc.infer(run, store, tmp_path / "best.parquet")
+    with pytest.raises(ConfigError, match=r"has rows and no layers: leave `layer` out$"):
         ooc.embed(run, store, layer=1)
-    with pytest.raises(ConfigError, match="choose one, as in `node_type='user'`"):
+    with pytest.raises(ConfigError, match=r"has rows and no layers: leave `layer` and `num_layers` out$"):
+        ooc.embed(run, store, layer=1, num_layers=2)
+    with pytest.raises(ConfigError, match=r"^the run has rows of .*: choose one, as in `node_type='user'`"):
         ooc.embed(run, store)
+    with pytest.raises(ConfigError, match=r"^node_type = 'shop' is invalid: the run has rows of .*: choose one"):
+        ooc.embed(run, store, node_type="shop")
     with pytest.raises(ConfigError, match="node_type applies to outputs of nodes"):
         ooc.infer(run, store, tmp_path / "best.parquet", top=3, node_type="user")
-    with pytest.raises(ConfigError, match="has rows of the nodes of another store"):
+    with pytest.raises(ConfigError, match=r"was trained on another store, or on .*words\.ooc before it grew: give that store"):
         ooc.infer(run, words, tmp_path / "best.parquet", top=3)
     with pytest.raises(ConfigError, match="top must be a whole number of 1 or more, not 0"):
         ooc.infer(run, store, tmp_path / "best.parquet", top=0)
@@ -210,6 +218,13 @@ def test_what_does_not_apply_is_one_line(shop: tuple[Path, Path], words: Path, t
         ooc.infer(tmp_path / "none", store, tmp_path / "best.parquet", top=3)
     with pytest.raises(ConfigError, match="has a table, and `ooc infer` lists its best answers: give it `top`"):
         ooc.rank(run, store, tmp_path / "best.parquet", k=3)
+    capsys.readouterr()
+    for verb, out, given, said in (
+        ("infer", "b.csv", [], "answers queries: give --top, the number of answers of each\n"),
+        ("embed", "e.zarr", ["--layer", "2"], "has rows and no layers: leave --layer out\n"),
+    ):
+        assert main([verb, str(store), "--checkpoint", str(run), "--out", str(tmp_path / out), *given]) == 2
+        assert capsys.readouterr().err.endswith(said)
     (tmp_path / "best.parquet").touch()
     with pytest.raises(StoreError, match="exists"):
         ooc.infer(run, store, tmp_path / "best.parquet", top=3)

@@ -1,6 +1,7 @@
 """Runs of embedding tables: the formula of a step, the same bits in memory and from disk, killed and gone on."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from ooc.models.link_scores import make_scorer
 from ooc.planning.table_plan import exchanges
 from ooc.report.page import write_report
 from ooc.runtime.keyed_random import Purpose, key, keyed_uniform
+from ooc.runtime.memory_plan import TopologyBytes, divide
 from ooc.stores.arrays.bucket_rows import BucketRows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.pages import page_buffer
 from ooc.stores.process import resident_bytes
+from ooc.stores.sizes import parse_bytes
 from ooc.training import checkpoint
 from ooc.training.loop import plan, train
 from ooc.training.summary import score_lines
@@ -264,7 +267,8 @@ def test_what_does_not_fit_is_refused(store: Path, tmp_path: Path) -> None:
             train(table_config(store, tmp_path / "run", **settings))
         assert not (tmp_path / "run").exists()
 
-    refused("needs rows of an even width", hidden=7)
+    refused("hidden = 7: complex needs an even number: give 6 or 8", hidden=7)
+    refused("hidden = 1: rotate needs an even number: give 2", model="rotate", hidden=1)
     refused("loss = all scores all nodes", loss="all", ratio=256, buckets=4)
     refused("ratio does not apply to loss = all", loss="all")
     refused("unknown in mode table", model="sage")
@@ -289,6 +293,27 @@ def test_too_little_memory_says_how_much(store: Path, tmp_path: Path) -> None:
         train(table_config(store, tmp_path / "run", hidden=2**16, buckets=1, memory=str(memory)))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_memory_that_is_advised_for_buckets_is_enough_from_wherever_it_was_asked() -> None:
+    """Of a graph whose mapped bytes grow with the memory."""
+    config = table_config(Path("s.ooc"), Path("run"), hidden=256, buckets=16, resident=4)
+
+    def divided(memory: int) -> TableMemory:
+        plan = divide(memory, baseline=250_000_000, topology=TopologyBytes(10_000_000, 10**9))
+        return TableMemory.of(config, plan, rows=200_000, edges=400_000, scored=0, candidates=0)
+
+    def advised(memory: int, match: str) -> int:
+        with pytest.raises(BudgetError, match=match) as refused:
+            divided(memory)
+        return parse_bytes(re.findall(r"at least (.*), or", str(refused.value))[0])
+
+    small = advised(720_000_000, "a batch and the edges read ahead take")
+    assert small == advised(750_000_000, "a batch and the edges read ahead take")
+    enough = advised(small, r"give at least .*, or a larger `buckets`$")
+    assert enough == advised(900_000_000, "or a larger `buckets`")
+    divided(enough)
+    advised(int(0.97 * enough), "or a larger `buckets`")
 
 
 FEW = """
