@@ -30,7 +30,7 @@ def check_numbering(run: Path, links: RelationLinks, ended: Mapping[str, Any]) -
     first = dict(links.first)
     if (ended["rows"], ended.get("first", first)) != (links.num_nodes, first):
         raise ConfigError(
-            f"{run} has rows of the nodes that {links.dataset.path} had before it has grown: go on with the run "
+            f"{run} has rows of the nodes that {links.dataset.path} had before it grew: go on with the run "
             "(`resume=True` and `grown=True` of `ooc train`)"
         )
 
