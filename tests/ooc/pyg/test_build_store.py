@@ -234,7 +234,7 @@ def test_messages_name_arguments(tmp_path: Path) -> None:
         ooc.ingest(tmp_path / "s.ooc", edges=EDGES, random_split=(2, 0, 0))
     with pytest.raises(InputError, match=r"no file matches .*/my--edges\.csv"):
         ooc.ingest(tmp_path / "s.ooc", edges=tmp_path / "my--edges.csv")
-    with pytest.raises(ConfigError, match=r"^num_nodes = -1 is invalid: expected greater"):
+    with pytest.raises(ConfigError, match=r"^num_nodes = -1 is invalid: expected a number greater"):
         ooc.ingest(tmp_path / "s.ooc", edges=EDGES, num_nodes=-1)
 
 
