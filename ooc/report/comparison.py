@@ -22,8 +22,8 @@ from ooc.training.comparison import Trial
 PAGE = "comparison.html"
 _UNLIMITED = 10_000
 """columns of a terminal that is wide enough for every table"""
-_TITLE = 12
-"""characters of a line of a column's title"""
+_TITLE = 9
+"""characters of a line of a column's title in the terminal, half of those on the chart"""
 Column = tuple[str, Callable[[Trial], float | None], Callable[[float], str]]
 """title, value of a trial, its text"""
 
@@ -68,7 +68,7 @@ def _table(trials: Sequence[Trial], about: bool) -> Table:
     table.add_column("technique", no_wrap=True, min_width=max(len(trial.technique) for trial in trials))
     columns = columns_of(trials)
     for title, _, _ in columns:
-        table.add_column("\n".join(wrap(title, _TITLE)), justify="right", no_wrap=True)
+        table.add_column("\n".join(wrap(title, _TITLE)), justify="right")
     if about:
         table.add_column("what it does")
     for trial in trials:
@@ -145,7 +145,7 @@ def comparison_figure(trials: Sequence[Trial]) -> Figure:
         for place, value in zip(at, values, strict=True):
             text, end = ("-", left) if np.isnan(value) else (text_of(value), value)
             axes.annotate(text, (end, place), (6, 0), textcoords="offset points", va="center", fontsize=8.5, bbox=PLAIN_GROUND)
-        axes.set_title("\n".join(wrap(title, _TITLE)), loc="left", fontsize=10)
+        axes.set_title("\n".join(wrap(title, 2 * _TITLE)), loc="left", fontsize=10)
     panels[0].set_yticks(at, [trial.technique for trial in trials])
     return figure
 
