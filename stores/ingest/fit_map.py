@@ -59,7 +59,7 @@ def fit_map(rows: Rows, fit: Fit, progress: Progress) -> FeatureMap:
     columns = rows.width or 1
     if width >= columns:
         raise InputError(
-            f"{rows.shown} has {columns} columns, and {fit.asked} makes fewer of them: ask for less than {columns}"
+            f"{fit.asked} asks for {width} columns, and {rows.shown} has {columns}: give fewer than {columns}"
         )
     reduced = Reduced(method=method, columns=columns, width=width, seed=fit.seed)
     pieces = partial(finite_pieces, rows, progress, method)
