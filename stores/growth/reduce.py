@@ -84,7 +84,8 @@ def reduce(
     _subject(path, read_manifest(path), node_type)  # a folder that is no store gets no locks
     if memory < OUTSIDE_BYTES:
         raise BudgetError(
-            f"`ooc reduce` needs at least {format_bytes(OUTSIDE_BYTES)} of memory, not {format_bytes(memory)}: give that as `memory`"
+            f"`ooc reduce` needs at least {format_bytes(OUTSIDE_BYTES)} of memory, not {format_bytes(memory)}: give that as "
+            "`memory`"
         )
     with alone(path, "growth", wait=False), alone(path, "view", wait=True):
         version = version_of(path)

@@ -53,8 +53,9 @@ class Reduction(NamedTuple):
         if found is not None and found.method in METHODS[argument]:
             return found
         other = next((name for name, methods in METHODS.items() if word in methods and name != argument), None)
-        advice = f"use `{other}={text if found else f'{word}:64'!r}`" if other else f"write METHOD:COLUMNS, {listed(METHODS[argument])}"
-        raise ConfigError(f"`{argument}={text!r}`: {advice}")
+        if other is not None:
+            raise ConfigError(f"`{argument}={text!r}`: use `{other}={text if found else f'{word}:64'!r}`")
+        raise ConfigError(f"`{argument}={text!r}`: write METHOD:COLUMNS, {listed(METHODS[argument])}")
 
     def __str__(self) -> str:
         return f"{self.method}:{self.width}"
