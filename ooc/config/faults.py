@@ -54,8 +54,8 @@ def _place(fault: ErrorDetails, values: Mapping[str, Any]) -> str:
     key, *within = fault["loc"]
     if key != "blocks" or not within:
         return f"{key} = {_shown(values.get(str(key)))}"
-    index, *names = within
-    return ": ".join([f"block {int(index) + 1}", *map(str, names)]) + f" = {_shown(fault['input'])}"
+    (index, *names), value = within, _shown(fault["input"])
+    return f"block {int(index) + 1}: {names[0]} = {value}" if names else f"block {int(index) + 1} = {value}"
 
 
 def _shown(value: object) -> str:
