@@ -176,7 +176,7 @@ def reduce(
     """Make the features of a store narrower.
 
     The map stays in the store, which applies it to rows that are appended.
-    Open readers keep the wide rows. Runs on these are not resumed.
+    Open readers keep the wide rows. Earlier runs cannot be resumed.
     """
     from ooc.pyg.change_store import reduce as make_narrower
     from ooc.stores.sizes import format_bytes

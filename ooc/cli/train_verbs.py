@@ -213,14 +213,15 @@ def compare(
     merge_appended(settings.store, settings.memory, settings.cache_dir, settings.cache)
     from rich.console import Console
 
-    from ooc.report.comparison import comparison_table, write_comparison
+    from ooc.report.comparison import comparison_table, refusals, write_comparison
     from ooc.training.comparison import compare as run
     from ooc.training.watchers import StepBars
 
     with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
         trials = run(settings, techniques=techniques, seeds=seeds, progress=bars)
-    Console(highlight=False).print(comparison_table(trials))
-    print(write_comparison(settings.out, settings.store, trials, seeds))
+    console = Console(highlight=False)
+    console.print(comparison_table(trials, console.width))
+    print(*map(name_flags, refusals(trials)), write_comparison(settings.out, settings.store, trials, seeds), sep="\n")
 
 
 @app.command(cls=Verb, rich_help_panel=RUNS, epilog="ooc report runs/sage")

@@ -5,7 +5,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from ooc.config.faults import fault_of
 from ooc.stores.errors import ConfigError
 from ooc.stores.io.remote.url import store_path
 from ooc.stores.sizes import parse_bytes
@@ -31,14 +32,14 @@ FREE_TO_CHANGE = frozenset(
 )
 """keys a resumed run may change: they affect where bytes come from or when the run ends, never a step's loss"""
 
-_MOST_SHOWN = 100
-"""characters of a value in a message"""
-
 
 def numbers(value: object) -> object:
-    """Parse "10,5" and 10 to lists; lists are returned unchanged."""
+    """Parse "10,5" and 10 to lists, "" to an empty one; lists are returned unchanged. Raises ValueError for "10,,5"."""
     if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
+        parts = [part.strip() for part in value.split(",")] if value.strip() else []
+        if "" in parts:
+            raise ValueError("a value is missing beside a comma: give it, or leave the comma out")
+        return parts
     return [value] if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -368,35 +369,10 @@ def saved_config(out: Path) -> dict[str, Any] | None:
     return read_config(out / CONFIG) if (out / CONFIG).is_file() else None
 
 
-def _shown(value: object) -> str:
-    """A value in a message: as written, on one line, and cut where it is long; a list of texts as flags are given."""
-    texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
-    text = " ".join((", ".join(cast("list[str]", value)) if texts and value else repr(value)).split())
-    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
-
-
 def parse(model: type[Settings], values: Mapping[str, Any], where: str = "") -> Settings:
     """Construct `model` from values, also those of numpy and torch; raises ConfigError with the first fault in one line."""
     values = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in values.items()}
     try:
         return model(**values)
     except ValidationError as error:
-        faults = error.errors(include_url=False)
-        fault = faults[0]
-        key = str(fault["loc"][0]) if fault["loc"] else ""
-        if fault["type"] == "missing":
-            raise ConfigError(f"{where}{key} is not set: give it as `{key}` or in the configuration") from None
-        message = fault["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
-        if message.startswith(("expected less", "expected greater")):
-            message = message.replace("expected ", "expected a number ", 1)
-        if not key:
-            raise ConfigError(f"{where}{message}") from None
-        message = message.split(", unable to parse")[0]
-        if fault["type"] == "extra_forbidden" and len(fault["loc"]) > 1:
-            message = f"{fault['loc'][-1]!r} is no setting there"
-        if (key, fault["type"]) == ("model", "string_type"):
-            message = "expected the name of a model or of a class, as in package.module:Class"
-        for other in faults[1:]:  # alternatives, such as a number or a word
-            if other["loc"][0] == key and other["type"] == "literal_error":
-                message += f" or {other['msg'].removeprefix('Input should be ')}"
-        raise ConfigError(f"{where}{key} = {_shown(values.get(key))} is invalid: {message}") from None
+        raise ConfigError(where + fault_of(error, values)) from None

@@ -18,16 +18,24 @@ def parsed(value: object) -> object:
     {'default': ['10', '10'], 'author:writes:paper': ['5', '5']}
     """
     if isinstance(value, dict):
-        return {_edge_type(key): numbers(own) for key, own in value.items()}
+        return {_edge_type(key): _counts(own) for key, own in value.items()}
     parts: Any = [value] if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not any(isinstance(part, str) and "=" in part for part in parts):
-        return numbers(parts[0] if isinstance(parts, list | tuple) and len(parts) == 1 else value)
+        return _counts(parts[0] if isinstance(parts, list | tuple) and len(parts) == 1 else value)
     pairs = [str(part).rpartition("=")[::2] for part in parts]
     names = [_edge_type(name or ALL_OTHERS) for name, _ in pairs]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"{'the one of all others' if twice[0] == ALL_OTHERS else twice[0]} is given twice")
-    return {name: numbers(own) for name, (_, own) in zip(names, pairs, strict=True)}
+    return {name: _counts(own) for name, (_, own) in zip(names, pairs, strict=True)}
+
+
+def _counts(value: object) -> object:
+    """As `numbers`, of one at least where it is text."""
+    found = numbers(value)
+    if isinstance(value, str) and not found:
+        raise ValueError("give a number for each layer")
+    return found
 
 
 def _edge_type(key: Any) -> Any:

@@ -39,15 +39,22 @@ _NOT_REVERSIBLE = {
 def _widths(value: object) -> object:
     """A single width as a number."""
     found = numbers(list(value) if isinstance(value, tuple) else value)
+    if found == []:
+        raise ValueError("expected a number greater than 0")
     return found[0] if isinstance(found, list) and len(found) == 1 else found
 
 
 def _blocks(value: object) -> object:
     """Parse a JSON list; other values are returned unchanged."""
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(value) if isinstance(value, str) else value
+        found = json.loads(value)
     except (ValueError, RecursionError):
         raise ValueError('write it as JSON, as in [{"conv": "gat"}, {"mlp": 64}]') from None
+    if found == []:
+        raise ValueError("give a block for each layer, or leave it out")
+    return found
 
 
 Widths = Annotated[Width | Annotated[list[Width], Field(min_length=1, max_length=10_000)], BeforeValidator(_widths)]
@@ -136,8 +143,9 @@ class ModelConfig(LabelConfig):
         """Derive `layers` from the widths, or the blocks, if nothing else says how many there are."""
         if not isinstance(values, dict) or values.get("layers") is not None or values.get("fanout"):
             return values
-        blocks, hidden = values.get("blocks"), _widths(values.get("hidden"))
-        with suppress(ValueError):  # it is refused where it is parsed
+        blocks, hidden = values.get("blocks"), values.get("hidden")
+        with suppress(ValueError):  # each is refused where it is parsed
+            hidden = _widths(hidden)
             blocks = _blocks(blocks)
         if isinstance(blocks, list | tuple) and blocks:
             return {**values, "layers": len(blocks)}
@@ -156,12 +164,13 @@ class ModelConfig(LabelConfig):
             raise ValueError(f"{what} applies to models {', '.join(PLAIN)}, not to {self.model}: leave it out")
         count = self.layers - (self.jk == "none" and not self.gives_hidden)
         if not isinstance(self.hidden, int) and len(self.hidden) != count:
-            which = "layers" if count == self.layers else "hidden layers (the last layer has the outputs)"
-            raise ValueError(
-                f"hidden {','.join(map(str, self.hidden))} has {len(self.hidden)} widths for {count} {which}: give one for each"
-            )
+            which = f"layer{'s' * (count != 1)}"
+            if count != self.layers:
+                which = f"hidden {which} (the last layer has the outputs)"
+            widths = f"{','.join(map(str, self.hidden))} has {len(self.hidden)} width{'s' * (len(self.hidden) != 1)}"
+            raise ValueError(f"hidden {widths} for {count} {which}: give one for each")
         if self.blocks and len(self.blocks) != self.layers:
-            raise ValueError(f"there are {len(self.blocks)} blocks for {self.layers} layers: give one for each")
+            raise ValueError(f"blocks are {len(self.blocks)} and layers are {self.layers}: give a block for each layer")
         return self
 
     @model_validator(mode="after")

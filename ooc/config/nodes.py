@@ -4,6 +4,7 @@
 because the command line builds its flags from these classes and `ooc --help` must be fast.
 """
 
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -169,7 +170,9 @@ class TrainConfig(NodeConfig, SharedGradients):
         """Derive `layers` from the fan-out if only the latter is given."""
         if not isinstance(values, dict):
             return values
-        fanout = parsed(values.get("fanout") or [])
+        fanout: object = None
+        with suppress(ValueError):  # it is refused where it is parsed
+            fanout = parsed(values.get("fanout") or [])
         first = next(iter(fanout.values()), None) if isinstance(fanout, dict) else fanout
         if values.get("model") in REVERSIBLE:  # all layers run on all that was sampled, however many hops
             return values

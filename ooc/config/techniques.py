@@ -101,17 +101,20 @@ def names_of(text: str | Iterable[str] | None) -> list[str]:
     """Return the techniques to compare, `PLAIN` first; all of them if none are given.
 
     Raises:
-        ConfigError: If one is unknown.
+        ConfigError: If one is unknown, or a name is missing.
 
     >>> names_of("labor,bf16")
     ['plain', 'labor', 'bf16']
     """
-    given = text.split(",") if isinstance(text, str) else [*(text or TECHNIQUES)]
-    names = list(dict.fromkeys([PLAIN, *(name.strip() for name in given if name.strip())]))
+    given = text.split(",") if isinstance(text, str) else [*(TECHNIQUES if text is None else text)]
+    names = [name.strip() for name in given]
+    known = ", ".join(TECHNIQUES)
+    if not names or "" in names:
+        raise ConfigError(f"techniques: a name is missing; there are {known}")
     for name in names:
         if name not in TECHNIQUES:
-            raise ConfigError(f"techniques: {name!r} is unknown; there are {', '.join(TECHNIQUES)}")
-    return names
+            raise ConfigError(f"techniques: {name!r} is unknown; there are {known}")
+    return list(dict.fromkeys([PLAIN, *names]))
 
 
 def with_technique(config: TrainConfig, name: str, parts: int | None) -> RunConfig:

@@ -174,7 +174,8 @@ def _widths(hidden: int | Sequence[int], num_layers: int, jumps: bool) -> list[i
     if len(widths) != count:
         shown = ",".join(map(str, widths))
         raise ConfigError(
-            f"hidden {shown} has {len(widths)} width{'s' * (len(widths) != 1)} for {count} hidden layers: give one for each"
+            f"hidden {shown} has {len(widths)} width{'s' * (len(widths) != 1)} for {count} hidden layer{'s' * (count != 1)}: "
+            "give one for each"
         )
     return widths
 
@@ -184,7 +185,7 @@ def _settings(
 ) -> list[tuple[LayerSettings, frozenset[str]]]:
     """(the settings, the names of those that are its own) of every layer."""
     if blocks and len(blocks) != num_layers:
-        raise ConfigError(f"there are {len(blocks)} blocks for {num_layers} layers: give one for each")
+        raise ConfigError(f"blocks are {len(blocks)} and layers are {num_layers}: give a block for each layer")
     found = []
     for index in range(num_layers):
         own = {name: value for name, value in (blocks[index] if blocks else {}).items() if value is not None}
@@ -196,6 +197,8 @@ def _settings(
             if own.get("conv", defaults.conv) != "gat":
                 raise ConfigError(f"block {index + 1} has heads, which apply to conv gat: leave them out")
             own["output_heads"] = own["heads"]
+        if own.get("activation", "relu") not in _ACTIVATIONS:
+            raise ConfigError(f"block {index + 1} has activation {own['activation']!r}: use {', '.join(_ACTIVATIONS)}")
         usual = {"dropout": defaults.dropout if index else input_dropout}
         found.append((replace(defaults, **{**usual, **own}), frozenset(own)))
     return found
@@ -207,6 +210,11 @@ def _layers(widths: Sequence[int], settings: list[tuple[LayerSettings, frozenset
     layers = []
     for index, ((width_in, width_out), (own, given)) in enumerate(zip(pairwise(widths), settings, strict=True)):
         last = output and index == len(settings) - 1
+        if own.conv == "gat" and not last and width_out % own.heads:
+            where = f"block {index + 1}: " if given else ""
+            raise ConfigError(
+                f"{where}hidden = {width_out} is the width of all {own.heads} heads together: use a multiple of {own.heads}"
+            )
         conv = _make_conv(own, width_in, width_out, last)
         options: dict[str, Any] = {"dropout": own.dropout, "residual": own.residual}
         if not last or "norm" in given:
@@ -221,10 +229,7 @@ def _layers(widths: Sequence[int], settings: list[tuple[LayerSettings, frozenset
 
 
 def _activation(own: LayerSettings) -> nn.Module:
-    name = own.activation or ("elu" if own.conv == "gat" else "relu")
-    if name not in _ACTIVATIONS:
-        raise ConfigError(f"activation {name!r} is unknown: use {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]()
+    return _ACTIVATIONS[own.activation or ("elu" if own.conv == "gat" else "relu")]()
 
 
 def _deep(
@@ -290,8 +295,6 @@ def _make_conv(own: LayerSettings, width_in: int, width_out: int, last: bool) ->
         return BlockGINEConv(width_in, width_out, own.edge_dim, own.rescale, inner=width_in if last else None)
     if last:
         return BlockGATConv(width_in, width_out, heads=own.output_heads, concat=False, dropout=own.dropout)
-    if width_out % heads:
-        raise ConfigError(f"hidden_channels={width_out} is the width of all {heads} heads together: use a multiple of {heads}")
     return BlockGATConv(width_in, width_out // heads, heads=heads, dropout=own.dropout)
 
 

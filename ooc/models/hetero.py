@@ -238,7 +238,7 @@ def check_hetero_model(name: str, hidden: int, num_layers: int, heads: int, num_
     if num_layers < 1:
         raise ConfigError(f"num_layers={num_layers} is invalid: a model has at least one layer")
     if name == "hgt" and (heads < 1 or hidden % heads):
-        raise ConfigError(f"hidden_channels={hidden} is the width of all {heads} heads together: use a multiple of {heads}")
+        raise ConfigError(f"hidden = {hidden} is the width of all {heads} heads together: use a multiple of {heads}")
     if num_bases is not None and num_bases < 1:
         raise ConfigError(f"num_bases={num_bases} is invalid: give 1 or more")
 

@@ -197,7 +197,8 @@ def build_reversible(
     width_in, hidden, width_out = channels
     if groups < 2 or hidden % groups:
         raise ConfigError(
-            f"{name} divides {hidden} hidden columns into {groups} groups: give 2 or more, and a multiple of them"
+            f"groups = {groups} is invalid: {name} divides its {hidden} hidden columns evenly into 2 or more groups; give a "
+            f"number that divides {hidden}"
         )
     if norm == "batch":
         raise ConfigError(f"{name} computes rows twice, which norm='batch' would count twice: use layer or none")

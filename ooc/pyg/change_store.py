@@ -14,7 +14,7 @@ from ooc.stores.growth.reduce import reduce as narrow
 from ooc.stores.growth.resplit import SplitResult, resplit
 from ooc.stores.growth.spec import append_spec_of
 from ooc.stores.ingest.duck import Progress, silent
-from ooc.stores.ingest.reductions import METHODS, Reduction
+from ooc.stores.ingest.reductions import METHODS, Reduction, listed
 from ooc.stores.ingest.spec import parse_shares
 from ooc.stores.io.remote.url import refuse_url
 from ooc.stores.sizes import parse_bytes
@@ -141,7 +141,7 @@ def reduce(
     """Make the features x of a store narrower, in one transaction, as `ooc.ingest(reduce=...)` does while it is built.
 
     The map is that of all nodes, of "mutual" of the training nodes. It stays in the store, which applies it to rows that are
-    appended (`Dataset.feature_map`). Open data sets keep the wide rows. Runs that were trained on these are not resumed.
+    appended (`Dataset.feature_map`). Open data sets keep the wide rows. Earlier runs cannot be resumed.
 
     Args:
         store: The store's path, or a data set.
@@ -164,10 +164,7 @@ def reduce(
     5120000
     """
     path, room = refuse_url(store, "reduced"), parse_bytes(memory, "memory")
-    argument = next((each for each, methods in METHODS.items() if method.partition(":")[0] in methods), None)
-    if argument is None:
-        every = ", ".join(f"{each}:64" for methods in METHODS.values() for each in methods)
-        raise ConfigError(f"`method={method!r}`: write METHOD:COLUMNS, one of {every}")
-    asked = Reduction.of(**{"reduce": None, "select": None, argument: method})
-    assert asked is not None
+    asked = Reduction.of_any(method)
+    if asked is None:
+        raise ConfigError(f"{method!r} is no METHOD:COLUMNS: write {listed(sum(METHODS.values(), ()))}")
     return narrow(path, asked, node_type=node_type, seed=seed, memory=room, progress=progress or silent)

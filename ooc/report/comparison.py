@@ -2,19 +2,28 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import wrap
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from rich.console import Console
 from rich.table import Table
 
 from ooc.config.techniques import PLAIN
-from ooc.report.page import BLUE, GREY, STYLE, page_templates, svg_of
+from ooc.report.page import BLUE, GREY, PLAIN_GROUND, STYLE, page_templates, svg_of
 from ooc.stores.io.atomic import write_file
 from ooc.stores.sizes import format_bytes
 from ooc.training.comparison import Trial
 
 PAGE = "comparison.html"
+_UNLIMITED = 10_000
+"""columns of a terminal that is wide enough for every table"""
+_TITLE = 9
+"""characters of a line of a column's title in the terminal, half of those on the chart"""
 Column = tuple[str, Callable[[Trial], float | None], Callable[[float], str]]
 """title, value of a trial, its text"""
 
@@ -33,27 +42,45 @@ def columns_of(trials: Sequence[Trial]) -> list[Column]:
     on_gpu = any(each.peak_cuda_bytes for each in trials)
     return [
         (metric, lambda trial: trial.score, _score),
-        ("peak memory", lambda trial: trial.peak_rss_bytes, format_bytes),
+        ("memory of training", lambda trial: trial.training_bytes, format_bytes),
+        ("peak of the process", lambda trial: trial.peak_rss_bytes, format_bytes),
         *([("peak CUDA memory", lambda trial: trial.peak_cuda_bytes, format_bytes)] if on_gpu else []),
         ("seconds per epoch", lambda trial: trial.seconds, _seconds),
         ("bytes read and written", lambda trial: trial.bytes_moved, format_bytes),
     ]
 
 
-def comparison_table(trials: Sequence[Trial]) -> Table:
-    """Return a table with a row for each technique, and under it why others could not be tried."""
+def comparison_table(trials: Sequence[Trial], width: int) -> Table:
+    """Return a table with a row for each technique that was tried.
+
+    Args:
+        trials: The techniques, the settings as given first.
+        width: Columns of the terminal. What a technique does is shown where each row has room for it in one line.
+    """
+    whole = _table(trials, about=True)
+    fits = Console(width=_UNLIMITED).measure(whole).maximum <= width
+    return whole if fits else _table(trials, about=False)
+
+
+def _table(trials: Sequence[Trial], about: bool) -> Table:
+    """The table, with what techniques do or without."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("technique")
+    table.add_column("technique", no_wrap=True, min_width=max(len(trial.technique) for trial in trials))
     columns = columns_of(trials)
     for title, _, _ in columns:
-        table.add_column(title, justify="right")
-    table.add_column("what it does")
+        table.add_column("\n".join(wrap(title, _TITLE)), justify="right")
+    if about:
+        table.add_column("what it does")
     for trial in trials:
-        if trial.refused is not None:
-            table.add_row(trial.technique, *["-"] * len(columns), trial.refused, style="dim")
-            continue
-        table.add_row(trial.technique, *(_cell(trial, column) for column in columns), trial.about)
+        if trial.refused is None:
+            cells = [_cell(trial, column) for column in columns]
+            table.add_row(trial.technique, *cells, *([trial.about] if about else []))
     return table
+
+
+def refusals(trials: Sequence[Trial]) -> list[str]:
+    """Return a line for each technique that could not be tried."""
+    return [f"{trial.technique} was not tried: {trial.refused}" for trial in trials if trial.refused is not None]
 
 
 def _cell(trial: Trial, column: Column) -> str:
@@ -89,7 +116,7 @@ def write_comparison(out: Path, store: Path | str, trials: Sequence[Trial], seed
             figure=figure,
             titles=[title for title, _, _ in columns],
             rows=[(trial.technique, [_cell(trial, column) for column in columns], trial.about) for trial in tried],
-            refused=[(trial.technique, trial.refused) for trial in trials if trial.refused is not None],
+            refused=refusals(trials),
         )
     )
     write_file(out / PAGE, text.encode())
@@ -97,26 +124,39 @@ def write_comparison(out: Path, store: Path | str, trials: Sequence[Trial], seed
 
 
 def comparison_figure(trials: Sequence[Trial]) -> Figure:
-    """Draw a panel of horizontal bars for each column, one bar a technique; a line is where the settings as given are."""
+    """Draw a panel for each column: scores as dots, all else as bars from 0; a line is where the settings as given are."""
     columns = columns_of(trials)
-    figure = Figure(figsize=(11.4, 1.0 + 0.34 * len(trials)), layout="constrained")
+    figure = Figure(figsize=(11.4, 1.2 + 0.34 * len(trials)), layout="constrained")
     panels = np.atleast_1d(figure.subplots(1, len(columns), sharey=True))
     at = np.arange(len(trials))[::-1]
     colors = [GREY if trial.technique == PLAIN else BLUE for trial in trials]
     for axes, (title, value_of, text_of) in zip(panels, columns, strict=True):
         values = np.array([np.nan if (value := value_of(trial)) is None else value for trial in trials], np.float64)
-        axes.barh(at, np.nan_to_num(values), color=colors, height=0.62)
-        axes.axvline(np.nan_to_num(values[0]), color="#9aa5b1", linewidth=0.9, linestyle="--")
-        for place, value in zip(at, values, strict=True):
-            text = "-" if np.isnan(value) else text_of(value)
-            axes.annotate(text, (np.nan_to_num(value), place), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
-        if text_of is _score:
-            low = np.nanmin(values) if np.isfinite(values).any() else 0.0
-            axes.set_xlim(left=max(0.0, low - 0.25 * max(1e-3, np.nanmax(values) - low)) if np.isfinite(values).any() else 0.0)
-        axes.margins(x=0.32)
-        axes.set_title(title, loc="left", fontsize=10)
-        axes.set_xticks([])
         axes.grid(visible=False)
-        axes.spines["bottom"].set_visible(False)
+        if text_of is _score:
+            _dots(axes, values, at, colors)
+        else:
+            axes.barh(at, values, color=colors, height=0.62)
+            axes.margins(x=0.5)
+            axes.set_xticks([])
+            axes.spines["bottom"].set_visible(False)
+        axes.axvline(values[0], color="#9aa5b1", linewidth=0.9, linestyle="--", zorder=0)
+        left = axes.get_xlim()[0]
+        for place, value in zip(at, values, strict=True):
+            text, end = ("-", left) if np.isnan(value) else (text_of(value), value)
+            axes.annotate(text, (end, place), (6, 0), textcoords="offset points", va="center", fontsize=8.5, bbox=PLAIN_GROUND)
+        axes.set_title("\n".join(wrap(title, 2 * _TITLE)), loc="left", fontsize=10)
     panels[0].set_yticks(at, [trial.technique for trial in trials])
     return figure
+
+
+def _dots(axes: Axes, values: NDArray[np.float64], at: NDArray[np.int64], colors: Sequence[str]) -> None:
+    """Draw scores, which are close together, on an axis with numbers that has room for text on the right."""
+    axes.scatter(values, at, color=colors, s=42, zorder=3)
+    known = values[np.isfinite(values)]
+    if known.size:
+        span = max(1e-3, float(known.max() - known.min()))
+        axes.set_xlim(known.min() - 0.2 * span, known.max() + 0.9 * span)
+    axes.xaxis.set_major_locator(MaxNLocator(3))
+    axes.tick_params(axis="x", labelsize=8)
+    axes.grid(axis="x", visible=True)

@@ -74,7 +74,7 @@ def _what(reading: MemoryReading, samples: list[MeterSample], step: StepMemory |
 
 
 def _tiles(reading: MemoryReading, step: StepMemory | None) -> list[tuple[str, str]]:
-    tiles = [("the process at most", format_bytes(reading.peak)), ("the process, more than before", _more(reading))]
+    tiles = [("peak of the process", format_bytes(reading.peak)), ("the process, more than before", _more(reading))]
     if step is not None:
         tiles += [("tensors of the block at most", format_bytes(step.peak))]
         tiles += [("between forward and backward pass", format_bytes(step.kept or 0))]

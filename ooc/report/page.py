@@ -30,7 +30,7 @@ SMOOTHED = 60
 """steps from which on the loss curve has a running mean"""
 INK, BLUE, ORANGE, GREEN, GREY = "#1f2933", "#2563a8", "#d9722b", "#3d8b5f", "#c3cad3"
 
-_PLAIN: Any = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+PLAIN_GROUND: Any = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
 """the ground of a label, over lines that would cross it"""
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -373,7 +373,7 @@ def memory_figure(summary: dict[str, Any]) -> str:
     axes.barh(at, [size / 1e6 for _, size, _ in bars], color=[color for *_, color in bars], height=0.62)
     for y, (_, size, _) in zip(at, bars, strict=True):
         axes.annotate(
-            format_bytes(size), (size / 1e6, y), (4, 0), textcoords="offset points", va="center", fontsize=8, bbox=_PLAIN
+            format_bytes(size), (size / 1e6, y), (4, 0), textcoords="offset points", va="center", fontsize=8, bbox=PLAIN_GROUND
         )
     if budget := summary.get("memory_budget_bytes"):
         axes.axvline(budget / 1e6, color=INK, linestyle="--", linewidth=1.2, label=f"budget {format_bytes(budget)}")

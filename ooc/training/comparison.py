@@ -44,8 +44,9 @@ class Trial:
 
     technique, about: its name, and what it does; epochs: of a run; metric: name of the score; score, deviation: on the test
     split (or validation where there is none), and its standard deviation over the seeds, None of one seed; peak_rss_bytes:
-    largest memory of the process, libraries included; seconds: of an epoch of training; bytes_moved: read and written by all
-    epochs; refused: why it could not be tried, None if it was.
+    largest memory of the process, libraries included; training_bytes: the same while it trained, less what it had when it
+    divided its memory; seconds: of an epoch of training; bytes_moved: read and written by all epochs; refused: why it could
+    not be tried, None if it was.
     """
 
     technique: str
@@ -55,6 +56,7 @@ class Trial:
     score: float | None = None
     deviation: float | None = None
     peak_rss_bytes: int = 0
+    training_bytes: int = 0
     peak_cuda_bytes: int = 0
     seconds: float = 0.0
     bytes_moved: int = 0
@@ -91,7 +93,7 @@ def compare(
     base = _base(settings_of(config, settings))
     names = names_of(techniques)
     if seeds < 1:
-        raise ConfigError(f"seeds = {seeds} is invalid: give a number of runs")
+        raise ConfigError(f"seeds = {seeds} is invalid: give 1 or more")
     parts, data = _store_of(base)
     _claim(base.out)
     trials = []
@@ -157,10 +159,21 @@ def _summed(name: str, about: str, runs: list[dict[str, Any]]) -> Trial:
         statistics.mean(scores) if scores else None,
         statistics.stdev(scores) if len(scores) > 1 else None,
         max(run["peak_rss_bytes"] for run in runs),
+        max(_training_bytes(run) for run in runs),
         max(run["peak_cuda_bytes"] for run in runs),
         statistics.mean(run["seconds_per_epoch"] for run in runs),
         round(statistics.mean(moved)),
     )
+
+
+def _training_bytes(run: dict[str, Any]) -> int:
+    """The peak while it trained, less what the process had before it made and read anything for that.
+
+    What it had just before the first step would not do: a mode that computes rows beforehand has loaded code by then that
+    others load in their first step.
+    """
+    peak = max(each["peak"] for each in run["memory"] if each["name"] == "training")
+    return max(0, peak - run["budget"]["baseline"])
 
 
 def _score(run: dict[str, Any], metric: str) -> float | None:

@@ -83,7 +83,10 @@ def reduce(
     begin, path = time.perf_counter(), Path(path)
     _subject(path, read_manifest(path), node_type)  # a folder that is no store gets no locks
     if memory < OUTSIDE_BYTES:
-        raise BudgetError(f"`reduce` needs at least {format_bytes(OUTSIDE_BYTES)} of memory, not {format_bytes(memory)}")
+        raise BudgetError(
+            f"`ooc reduce` needs at least {format_bytes(OUTSIDE_BYTES)} of memory, not {format_bytes(memory)}: give that as "
+            "`memory`"
+        )
     with alone(path, "growth", wait=False), alone(path, "view", wait=True):
         version = version_of(path)
         root = arrays_of(path, version)

@@ -58,9 +58,7 @@ def fit_map(rows: Rows, fit: Fit, progress: Progress) -> FeatureMap:
     method, width = fit.asked
     columns = rows.width or 1
     if width >= columns:
-        raise InputError(
-            f"{rows.shown} has {columns} columns, and {fit.asked} makes fewer of them: ask for less than {columns}"
-        )
+        raise InputError(f"{fit.asked} asks for {width} columns, and {rows.shown} has {columns}: give fewer than {columns}")
     reduced = Reduced(method=method, columns=columns, width=width, seed=fit.seed)
     pieces = partial(finite_pieces, rows, progress, method)
     if method == "random":

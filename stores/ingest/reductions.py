@@ -1,5 +1,6 @@
 """What `reduce` and `select` say: by which method features are made narrower, and to how many columns."""
 
+from collections.abc import Iterable
 from typing import NamedTuple, get_args
 
 from ooc.stores.errors import ConfigError
@@ -34,18 +35,36 @@ class Reduction(NamedTuple):
         return None
 
     @classmethod
-    def _parsed(cls, argument: str, text: str) -> "Reduction":
+    def of_any(cls, text: str) -> "Reduction | None":
+        """Of one text with a method of either argument, None if it is no METHOD:COLUMNS.
+
+        >>> Reduction.of_any("mutual:32")
+        Reduction(method='mutual', width=32)
+        """
         word, _, number = text.partition(":")
-        for method in METHODS[argument]:
+        for method in get_args(ReductionMethod):
             if word == method and number.isascii() and number.isdigit() and int(number[:10]) > 0:
                 return cls(method, int(number))
+        return None
+
+    @classmethod
+    def _parsed(cls, argument: str, text: str) -> "Reduction":
+        found, word = cls.of_any(text), text.partition(":")[0]
+        if found is not None and found.method in METHODS[argument]:
+            return found
         other = next((name for name, methods in METHODS.items() if word in methods and name != argument), None)
-        advice = f"that is of `{other}`" if other else f"write METHOD:COLUMNS, {_listed(METHODS[argument])}"
-        raise ConfigError(f"`{argument}={text!r}`: {advice}")
+        if other is not None:
+            raise ConfigError(f"`{argument}={text!r}`: use `{other}={text if found else f'{word}:64'!r}`")
+        raise ConfigError(f"`{argument}={text!r}`: write METHOD:COLUMNS, {listed(METHODS[argument])}")
 
     def __str__(self) -> str:
         return f"{self.method}:{self.width}"
 
 
-def _listed(methods: tuple[str, ...]) -> str:
+def listed(methods: Iterable[str]) -> str:
+    """Methods as they are given, for people.
+
+    >>> listed(["pca", "svd"])
+    'pca:64 or svd:64'
+    """
     return " or ".join(f"{method}:64" for method in methods)

@@ -291,3 +291,52 @@ def test_a_budget_of_nodes_is_not_a_fan_out_of_scores() -> None:
     assert config.batches == "ladies, 512, 512 nodes a layer, batches of 1,024"
     config = load_config(None, {**BASE, "sampler": "ladies", "fanout": "64,128", "eval_fanout": "5,5"})
     assert (config.fanout, config.eval_fanout, config.evaluate) == ([64, 128], [5, 5], "sampled")
+
+
+MISSING = "a value is missing beside a comma: give it, or leave the comma out"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden": "256,,64"}, f"hidden = '256,,64' is invalid: {MISSING}"),
+        ({"hidden": "256,64,"}, f"hidden = '256,64,' is invalid: {MISSING}"),
+        ({"hidden": ""}, "hidden = '' is invalid: expected a number greater than 0"),
+        ({"hidden": "256,0,64"}, "hidden = '256,0,64' is invalid: expected a number greater than 0"),
+        ({"hidden": "-4"}, "hidden = '-4' is invalid: expected a number greater than 0"),
+        ({"fanout": ["10,,10"]}, f"fanout = 10,,10 is invalid: {MISSING}"),
+        ({"fanout": [""]}, "fanout = [''] is invalid: give a number for each layer"),
+        ({"fanout": ["5,5", "a:to:b="]}, "fanout = 5,5, a:to:b= is invalid: give a number for each layer"),
+        ({"eval_splits": "val,,test"}, f"eval_splits = 'val,,test' is invalid: {MISSING}"),
+        ({"log": ",wandb"}, f"log = ',wandb' is invalid: {MISSING}"),
+        ({"class_weights": "1,x"}, "class_weights = '1,x' is invalid: expected a valid number or 'none' or 'balanced'"),
+        ({"mode": "events", "num_neighbors": "10,,3"}, f"num_neighbors = '10,,3' is invalid: {MISSING}"),
+    ],
+)
+def test_a_value_missing_in_a_list_is_refused(settings: dict[str, object], message: str) -> None:
+    given = {**BASE, **settings}
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, given)
+    assert str(caught.value) == message
+
+
+def test_a_list_of_no_splits_stays_one() -> None:
+    assert load_config(None, {**BASE, "eval_splits": ""}).eval_splits == []
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ("[]", "blocks = '[]' is invalid: give a block for each layer, or leave it out"),
+        ("3", "blocks = '3' is invalid: expected a valid list"),
+        ('[{}, "gat"]', 'block 2 = \'gat\' is invalid: expected a table of settings, such as {"conv": "gat"}'),
+        ('[{"conv": "gat", "activation": "swish"}, {}]', "block 1: activation = 'swish' is invalid: expected 'relu', 'elu', "),
+        ([{}, {"heads": 0}], "block 2: heads = 0 is invalid: expected a number greater than 0"),
+        ([{}, {"width": 1}], "block 2: width = 1 is invalid: 'width' is no setting there"),
+        ([{}], "blocks are 1 and layers are 2: give a block for each layer"),
+    ],
+)
+def test_a_fault_of_a_block_says_of_which(blocks: object, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {**BASE, "layers": 2, "blocks": blocks})
+    assert str(caught.value).startswith(message)

@@ -58,3 +58,9 @@ def test_names_begin_with_the_settings_as_given() -> None:
     assert names_of(["labor", "labor"]) == [PLAIN, "labor"]
     with pytest.raises(ConfigError, match=r"techniques: 'x' is unknown; there are plain, "):
         names_of("labor,x")
+
+
+@pytest.mark.parametrize("given", ["", "labor,,bf16", "labor,", []])
+def test_a_missing_name_is_refused(given: str | list[str]) -> None:
+    with pytest.raises(ConfigError, match="techniques: a name is missing; there are plain, "):
+        names_of(given)

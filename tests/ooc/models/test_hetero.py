@@ -283,7 +283,7 @@ def test_more_edge_types_than_bases_share_thirty() -> None:
         ({"name": "gcn"}, "model 'gcn' is not for heterogeneous graphs: use rsage, rgcn, hgt, or package.module:Class"),
         ({"node_type": "movie"}, "node type 'movie' does not exist: there are paper, author, venue"),
         ({"in_channels": {"paper": 5}}, "in_channels lacks node type 'author'"),
-        ({"name": "hgt", "heads": 3}, "hidden_channels=8 is the width of all 3 heads together"),
+        ({"name": "hgt", "heads": 3}, "hidden = 8 is the width of all 3 heads together"),
         ({"num_bases": 0}, "num_bases=0 is invalid"),
         ({"num_layers": 0}, "num_layers=0 is invalid"),
         ({"metadata": (["paper", "author", "venue"], [])}, "metadata has no edge types"),

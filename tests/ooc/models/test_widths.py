@@ -148,13 +148,14 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"hidden": [16, 8, 16], "jk": "max"}, "one width"),
         ({"name": "gcnii", "jk": "cat"}, "leave out jk"),
         ({"name": "appnp", "hidden": [16, 8]}, "one hidden width"),
-        ({"blocks": [{}]}, "1 blocks for 3 layers"),
+        ({"blocks": [{}]}, "blocks are 1 and layers are 3"),
         ({"blocks": [{"conv": "appnp"}] * 3}, "conv 'appnp'"),
-        ({"blocks": [{"activation": "sine"}] * 3}, "activation 'sine'"),
+        ({"blocks": [{"activation": "sine"}] * 3}, "block 1 has activation 'sine': use relu, "),
         ({"blocks": [{"width": 3}] * 3}, "'width'"),
         ({"blocks": [{}, {"heads": 4}, {}]}, "block 2 has heads, which apply to conv gat"),
         ({"blocks": [{"conv": "gine"}, {}, {}]}, "gine takes edge features"),
-        ({"name": "gat", "hidden": [16, 6]}, "4 heads"),
+        ({"name": "gat", "hidden": [16, 6]}, "^hidden = 6 is the width of all 4 heads together: use a multiple of 4"),
+        ({"blocks": [{}, {"conv": "gat", "heads": 5}, {}]}, "^block 2: hidden = 16 is the width of all 5 heads"),
     ):
         with pytest.raises(ConfigError, match=said):
             make(**settings)  # type: ignore[arg-type]

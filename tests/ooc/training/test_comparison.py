@@ -1,22 +1,27 @@
 """Techniques compared: each trains in a process of its own, is kept, and is in the table or says why not."""
 
+import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from rich.console import Console
 
 import ooc
-from ooc.report.comparison import comparison_table, write_comparison
+from ooc.config.techniques import TECHNIQUES
+from ooc.report.comparison import comparison_figure, comparison_table, refusals, write_comparison
 from ooc.stores.errors import ConfigError
 from ooc.training.comparison import Trial
 from tests.conftest import MakeStore
 from tests.ooc.runs import SMALL
 
 TRIALS = [
-    Trial("plain", "the settings as given", 3, "accuracy", 0.8, 0.01, 500_000_000, 0, 1.5, 2_000_000),
-    Trial("history", "parts", 3, "accuracy", None, None, 400_000_000, 0, 1.0, 1_000_000),
+    Trial("plain", "the settings as given", 3, "accuracy", 0.8, 0.01, 500_000_000, 90_000_000, 0, 1.5, 2_000_000),
+    Trial("history", "parts", 3, "accuracy", None, None, 400_000_000, 30_000_000, 0, 1.0, 1_000_000),
     Trial("labor", "shared neighbors", refused="labor needs edges"),
 ]
 
@@ -36,6 +41,9 @@ def test_each_technique_trains_once_and_equals_its_own_run(make_store: MakeStore
     alone = ooc.train(**{**settings, "out": tmp_path / "alone"})
     assert trials[0].score == alone["metrics"]["test"][alone["monitor"]]
     assert all(each.peak_rss_bytes > 50_000_000 and each.seconds > 0 for each in trials)
+    summary = json.loads((tmp_path / "all" / "plain" / "summary.json").read_text())
+    training = next(each for each in summary["memory"] if each["name"] == "training")
+    assert trials[0].training_bytes == training["peak"] - summary["budget"]["baseline"] > 0
 
     before = (tmp_path / "all" / "plain" / "summary.json").stat().st_mtime_ns
     assert ooc.compare(techniques="checkpointing", **settings) == trials
@@ -70,7 +78,7 @@ def test_settings_that_cannot_be_compared_are_refused(make_store: MakeStore, tmp
     store = make_store()
     with pytest.raises(ConfigError, match="not in mode full"):
         ooc.compare(store=store, out=tmp_path / "a", mode="full")
-    with pytest.raises(ConfigError, match="seeds = 0 is invalid"):
+    with pytest.raises(ConfigError, match="seeds = 0 is invalid: give 1 or more"):
         ooc.compare(store=store, out=tmp_path / "a", seeds=0)
     assert not (tmp_path / "a").exists()
 
@@ -86,13 +94,54 @@ def test_a_directory_of_other_runs_stays_as_it_is(make_store: MakeStore, tmp_pat
 
 
 def test_the_table_and_the_page_hold_every_trial(tmp_path: Path) -> None:
-    table = comparison_table(TRIALS)
-    assert [len(column._cells) for column in table.columns] == [3] * 6
+    table = comparison_table(TRIALS, 160)
+    assert [len(column._cells) for column in table.columns] == [2] * 7
+    assert refusals(TRIALS) == ["labor was not tried: labor needs edges"]
     page = write_comparison(tmp_path, "a.ooc", TRIALS, 2).read_text()
-    for text in ("0.8000 ± 0.0100", "500 MB", "labor was not tried: labor needs edges", "3 epochs, 2 seeds", "accuracy"):
+    for text in (
+        "0.8000 ± 0.0100",
+        "500 MB",
+        "90 MB",
+        "labor was not tried: labor needs edges",
+        "3 epochs, 2 seeds",
+        "accuracy",
+    ):
         assert text in page, text
     assert page.count("<svg") == 1
     assert "<script" not in page
+
+
+def test_a_narrow_terminal_has_whole_names_and_a_line_for_each_technique() -> None:
+    trials = [replace(TRIALS[0], technique=name, about=technique.about) for name, technique in TECHNIQUES.items()]
+
+    def printed(width: int) -> list[str]:
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(comparison_table(trials, width))
+        return console.export_text().splitlines()
+
+    for width in (80, 160):
+        lines = printed(width)[-len(trials) :]
+        for line, trial in zip(lines, trials, strict=True):
+            assert line.startswith(f"{trial.technique} ")
+            assert "0.8000 ± 0.0100" in line
+            assert (trial.about in line) == (width == 160)
+
+
+def test_lengths_on_the_chart_are_in_proportion() -> None:
+    trials = [replace(TRIALS[0], score=score) for score in (0.6748, 0.6471)]
+    scores, *others = comparison_figure(trials).axes
+    assert not scores.patches  # dots, as their axis does not begin at 0
+    assert np.array(scores.collections[0].get_offsets())[:, 0].tolist() == [0.6748, 0.6471]
+    assert len(scores.get_xticks()) > 1
+    assert others
+    for axes in others:
+        assert axes.get_xlim()[0] == 0
+        assert all(bar.get_x() == 0 for bar in axes.patches)  # type: ignore[attr-defined]
+
+
+def test_a_technique_without_a_score_is_on_the_chart() -> None:
+    scores, *_ = comparison_figure(TRIALS[:2]).axes
+    assert [text.get_text() for text in scores.texts] == ["0.8000", "-"]
 
 
 @pytest.mark.slow

@@ -256,7 +256,7 @@ def test_ones_own_class_takes_edge_features_by_type(store: Path, tmp_path: Path)
         ({"precision": "fp16"}, "the embedding tables of author are not trained in fp16: use `precision` fp32 or bf16"),
         ({"node_type": "author"}, r"node_type = 'author': .* has no labels \(node types with labels: paper\)"),
         ({"node_type": "movie"}, r"node_type = 'movie': .* has no such node type \(node types with labels: paper\)"),
-        ({"model": "hgt", "heads": 3}, "hidden_channels=8 is the width of all 3 heads together"),
+        ({"model": "hgt", "heads": 3}, "hidden = 8 is the width of all 3 heads together"),
         ({"num_bases": 2}, "num_bases does not apply to model rsage"),
         ({"train_split": "first"}, "no split 'first' to train on"),
         (

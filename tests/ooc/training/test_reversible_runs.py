@@ -106,7 +106,7 @@ def test_what_a_mode_cannot_do_is_refused_in_a_line(make_store: MakeStore, tmp_p
         ({"model": "gcnii", "jk": "cat"}, "jk applies to models sage"),
         ({"model": "appnp", "hidden": "16,8"}, "a width for each layer applies to models"),
         ({"blocks": [{"width": 8}, {}]}, "'width' is no setting there"),
-        ({"hidden": "16,8", "layers": 2}, "has 2 widths for 1 hidden layers"),
+        ({"hidden": "16,8", "layers": 2}, "has 2 widths for 1 hidden layer "),
     ):
         with pytest.raises(ConfigError, match=said) as error:
             load_config(None, {**base, **settings})

@@ -196,7 +196,7 @@ print(digest.hexdigest())
 @pytest.mark.parametrize(
     ("text", "x", "words"),
     [
-        ("pca:30", features(), "x.npy has 30 columns, and pca:30 makes fewer of them"),
+        ("pca:30", features(), "pca:30 asks for 30 columns, and x.npy has 30: give fewer than 30"),
         ("pca:10", features(5), "x.npy has 5 rows, which have no 10 components"),
         ("pca:3", np.where(np.arange(30) == 4, np.nan, features(900)), r"x.npy row 0 column 4 is nan, and pca needs finite"),
         ("random:3", np.where(np.arange(900)[:, None] == 801, np.inf, features(900)), "x.npy row 801 column 0 is inf"),
@@ -244,7 +244,8 @@ def test_mutual_takes_a_sample_of_more_training_rows_than_fit(monkeypatch: pytes
     [
         ({"reduce": "pca"}, "`reduce='pca'`: write METHOD:COLUMNS, pca:64 or svd:64 or random:64"),
         ({"reduce": "pca:0"}, "write METHOD:COLUMNS"),
-        ({"reduce": "variance:3"}, "that is of `select`"),
+        ({"reduce": "variance:3"}, "^`reduce='variance:3'`: use `select='variance:3'`$"),
+        ({"reduce": "mutual"}, "^`reduce='mutual'`: use `select='mutual:64'`$"),
         ({"select": "mutual:x"}, "variance:64 or mutual:64"),
         ({"reduce": "pca:3", "select": "mutual:3"}, "give one of them"),
         ({"reduce": "pca:3", "shard": "1/2"}, "need the rows of all shards"),
@@ -343,7 +344,7 @@ def test_types_have_maps_of_their_own(tmp_path: Path) -> None:
         assert kept.apply(x).shape == (300, 4)
     assert set(describe(path)["reduced"]) == {"node/p/x", "node/a/x"}
     assert verify(path) == []
-    with pytest.raises(InputError, match=r"7 columns, and pca:9 .*node type 'a'"):
+    with pytest.raises(InputError, match=r"pca:9 asks for 9 columns, and .* has 7: .*node type 'a'"):
         ingest(spec_of({"out": tmp_path / "t.ooc", **given, "reduce": {"a": "pca:9"}}))
     assert not (tmp_path / "t.ooc").exists()
 
