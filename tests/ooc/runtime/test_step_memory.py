@@ -1,6 +1,7 @@
 """The line-by-line view of a step against allocations whose layer, size and life are known."""
 
 import gc
+import re
 import threading
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ooc.models.builders import build_model, full_blocks
 from ooc.runtime import step_memory
 from ooc.runtime.memory import MOST_SAMPLES, MemoryMeter
 from ooc.runtime.step_memory import OUTSIDE, StepMemory
+from ooc.stores.errors import ConfigError
 from tests.ooc.live_bytes import LiveBytes
 
 ROWS, WIDE = 1000, 50
@@ -156,6 +158,21 @@ def test_a_block_that_fails_leaves_no_hook_and_no_mode() -> None:
     assert threading.active_count() == threads
     assert len(meter.steps) == len(meter.readings) == len(meter.samples) == 1
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def test_a_meter_shows_what_it_has_measured_and_takes_modules_only() -> None:
+    meter = MemoryMeter("step", model=Two())
+    assert repr(meter) == "MemoryMeter('step', no readings)"
+    for _ in range(2):
+        with meter:
+            torch.zeros(ROWS, WIDE)
+    assert re.fullmatch(
+        r"MemoryMeter\('step', 2 readings, the latest: process at most [\d.]+ [MG]B, tensors 200 kB, between the passes 0 B\)",
+        repr(meter),
+    )
+    for model in (3, Two):
+        with pytest.raises(ConfigError, match=r"^`model` of a memory meter is a torch module"):
+            MemoryMeter("x", model=model)
 
 
 def test_a_meter_keeps_samples_and_decorates_calls() -> None:
