@@ -26,7 +26,7 @@ _CHOICES = ("variance", "mutual")
 _PIECE_BYTES = 2**24
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FeatureMap:
     """A map of rows of F columns to rows of k.
 
@@ -46,6 +46,9 @@ class FeatureMap:
     mean: NDArray[np.float64] | None = None
     scores: NDArray[np.float64] | None = None
 
+    def __repr__(self) -> str:
+        return f"FeatureMap({self.reduced.method}, {self.reduced.columns} -> {self.reduced.width} columns)"
+
     def apply(self, rows: AnyArray) -> AnyArray:
         """Return the narrow rows of wide ones.
 
@@ -56,11 +59,14 @@ class FeatureMap:
             float32[n, k]; a choice of columns keeps the dtype.
 
         Raises:
-            InputError: If rows have another width, or rows of a linear map are not finite.
+            InputError: If rows are no array of numbers, have another width, or rows of a linear map are not finite.
 
         >>> ds.feature_map("x").apply(raw).shape
         (1000, 64)
         """
+        if not isinstance(rows, np.ndarray) or rows.dtype.kind in "OSUMm":
+            given = f"an array of {rows.dtype}" if isinstance(rows, np.ndarray) else type(rows).__name__
+            raise InputError(f"rows are {given}; {self.reduced} takes a NumPy array of numbers, [n, {self.reduced.columns}]")
         if rows.ndim != 2 or rows.shape[1] != self.reduced.columns:
             raise InputError(f"rows have shape {list(rows.shape)}; {self.reduced} takes [n, {self.reduced.columns}]")
         if self.columns is not None:

@@ -327,6 +327,15 @@ def test_rows_are_normalized_first(tmp_path: Path) -> None:
     assert up_to_sign(all_rows(path).T, wanted.T) < 1e-5 * np.abs(wanted).max()
 
 
+def test_a_map_has_a_short_text_and_refuses_what_is_no_array() -> None:
+    rows = features(300)
+    found = fitted(rows, "variance:5")
+    assert repr(found) == f"FeatureMap(variance, {rows.shape[1]} -> 5 columns)"
+    for other, said in (("x", "str"), (rows.tolist(), "list"), (np.array([["a"]]), "an array of <U1")):
+        with pytest.raises(InputError, match=f"^rows are {said}; variance:5 of .* takes a NumPy array of numbers"):
+            found.apply(other)
+
+
 def test_types_have_maps_of_their_own(tmp_path: Path) -> None:
     x = features(300)
     np.save(tmp_path / "p.npy", x)
