@@ -26,7 +26,7 @@ _CHOICES = ("variance", "mutual")
 _PIECE_BYTES = 2**24
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FeatureMap:
     """A map of rows of F columns to rows of k.
 
@@ -46,21 +46,27 @@ class FeatureMap:
     mean: NDArray[np.float64] | None = None
     scores: NDArray[np.float64] | None = None
 
+    def __repr__(self) -> str:
+        return f"FeatureMap({self.reduced.method}, {self.reduced.columns} -> {self.reduced.width} columns)"
+
     def apply(self, rows: AnyArray) -> AnyArray:
         """Return the narrow rows of wide ones.
 
         Args:
-            rows: [n, F] numbers, as wide as the input of the store was.
+            rows: [n, F] numbers, an array or a CPU tensor, as wide as the input of the store was.
 
         Returns:
             float32[n, k]; a choice of columns keeps the dtype.
 
         Raises:
-            InputError: If rows have another width, or rows of a linear map are not finite.
+            InputError: If rows are no array of numbers, have another width, or rows of a linear map are not finite.
 
         >>> ds.feature_map("x").apply(raw).shape
         (1000, 64)
         """
+        rows = np.asarray(rows)
+        if rows.dtype.kind in "OSUMm":
+            raise InputError(f"rows are an array of {rows.dtype}; {self.reduced} takes numbers, [n, {self.reduced.columns}]")
         if rows.ndim != 2 or rows.shape[1] != self.reduced.columns:
             raise InputError(f"rows have shape {list(rows.shape)}; {self.reduced} takes [n, {self.reduced.columns}]")
         if self.columns is not None:

@@ -82,7 +82,7 @@ def build_model(
     out_channels: int,
     num_layers: int,
     dropout: float = 0.0,
-    norm: Norm = "none",
+    norm: Norm | None = None,
     residual: bool = False,
     heads: int = 8,
     output_heads: int = 1,
@@ -105,8 +105,8 @@ def build_model(
             gcn, gat, gin and gine. For gat the width of all heads together, a multiple of `heads`.
         num_layers: Number of layers. For appnp and sgc, each layer is one parameter-free propagation step.
         dropout: Dropout on the input of every layer with parameters, and on gat's attention.
-        norm: Normalization after every layer but the last (after every layer in gcnii; at the beginning of every block of a
-            reversible model, for which it is to be "layer").
+        norm: "none", "batch" or "layer": normalization after every layer but the last (after every layer in gcnii; at the
+            beginning of every block of a reversible model). Default: "layer" for reversible models, else "none".
         residual: Whether to add each destination's own input to the layer's output.
         heads, output_heads: Attention heads of gat, and those of its last layer, which are averaged.
         rescale: Whether to rescale sums over sampled edges; see `ooc.models.convs`.
@@ -131,6 +131,8 @@ def build_model(
     plain = name not in ("gcnii", *_PROPAGATING, *REVERSIBLE)
     if not plain and (jk != "none" or blocks or not isinstance(hidden_channels, int)):
         raise ConfigError(f"{name} has one width and one kind of layers: leave out jk and blocks, and give one hidden width")
+    if norm is None:
+        norm = "layer" if name in REVERSIBLE else "none"
     if input_dropout is None:
         input_dropout = dropout if name in ("gcn", "gat", "gcnii", "appnp") else 0.0
     if isinstance(hidden_channels, int) and name in ("gcnii", *_PROPAGATING):

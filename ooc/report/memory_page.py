@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter
 from ooc.report.page import BLUE, GREEN, GREY, INK, ORANGE, STYLE, Shown, page_templates, svg_of
 from ooc.runtime.memory import MemoryMeter, MemoryReading, MeterSample
 from ooc.runtime.step_memory import StepMemory
-from ooc.stores.errors import InputError
+from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.io.atomic import write_file
 from ooc.stores.sizes import format_bytes
 
@@ -34,13 +34,17 @@ def write_memory_report(meter: MemoryMeter, path: Path | str) -> Path:
         path: The file to write, such as "memory.html"; nothing else is needed to show it.
 
     Raises:
+        ConfigError: If it is no memory meter.
         InputError: If the meter has measured nothing yet.
+        StoreError: If the file cannot be written.
 
     >>> with ooc.MemoryMeter("step", model=model) as meter:
     ...     loss_of(model(batch.x, batch.blocks), batch.y).backward()
     >>> ooc.write_memory_report(meter, "memory.html")
     PosixPath('memory.html')
     """
+    if not isinstance(meter, MemoryMeter):
+        raise ConfigError(f"a memory report is of an `ooc.MemoryMeter`, not {type(meter).__name__}: give the meter itself")
     if not meter.readings:
         raise InputError(f"the memory meter {meter.name!r} has measured nothing yet: use it in a `with` block first")
     reading, samples, path = meter.reading, meter.samples[-1], Path(path)

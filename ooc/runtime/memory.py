@@ -15,7 +15,9 @@ from enum import IntEnum
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from ooc.stores.errors import ConfigError
 from ooc.stores.process import group_reader, resident_bytes
+from ooc.stores.sizes import format_bytes
 
 if TYPE_CHECKING:
     from ooc.runtime.step_memory import StepMemory
@@ -188,6 +190,9 @@ class MemoryMeter(ContextDecorator):
         period_s: Seconds between samples.
         model: A torch module whose layers are told apart; None: operations are not recorded.
 
+    Raises:
+        ConfigError: If `model` is no torch module.
+
     >>> with MemoryMeter("load") as meter:
     ...     rows = np.ones(10**6)
     >>> meter.reading.peak >= meter.reading.before
@@ -199,6 +204,8 @@ class MemoryMeter(ContextDecorator):
     """
 
     def __init__(self, name: str, period_s: float = 0.02, model: Any = None) -> None:
+        if model is not None and not _is_module(model):
+            raise ConfigError(f"`model` of a memory meter is a torch module, not {model!r}: give one, or leave it out")
         self.name, self.model = name, model
         self.readings: list[MemoryReading] = []
         self.samples: list[list[MeterSample]] = []
@@ -208,6 +215,18 @@ class MemoryMeter(ContextDecorator):
         self._period_s = period_s
         self._open: list[_Stretch] = []
         self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        if not self.readings:
+            return f"MemoryMeter({self.name!r}, no readings)"
+        latest, times = self.reading, f"{len(self.readings)} reading{'' if len(self.readings) == 1 else 's'}"
+        said = f"{times}, the latest: process at most {format_bytes(latest.peak)}"
+        for device, peak in (("CUDA", latest.cuda_peak), ("MPS", latest.mps_peak)):
+            said += f", {device} {format_bytes(peak)}" if peak else ""
+        if self.steps:
+            step = self.steps[-1]
+            said += f", tensors {format_bytes(step.peak)}, between the passes {format_bytes(step.kept or 0)}"
+        return f"MemoryMeter({self.name!r}, {said})"
 
     @property
     def reading(self) -> MemoryReading:
@@ -247,6 +266,12 @@ class MemoryMeter(ContextDecorator):
                 self.steps.append(stretch.step)
             self.readings.append(stretch.stop(self.name))
             self.samples.append(stretch.samples)
+
+
+def _is_module(model: Any) -> bool:
+    """Whether it is a module of torch, which is imported where there is one."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
 
 
 class _Stretch:

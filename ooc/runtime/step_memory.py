@@ -2,6 +2,8 @@
 
 A dispatch mode of torch sees every operation below autograd, forward and backward, and so every storage that torch allocates
 for one: it is booked to the line of code, the operation and the module under way, and is gone once its weak reference says so.
+Sizes are read again at every operation, as code may resize a storage that it made, which no operation tells: a reversible layer
+frees its input so, and fills it again in the backward pass.
 Modules are known by hooks of all modules, not of the model's own, as a layer with hooks may compute in another way. In the
 backward pass an operation belongs to the module that made its autograd node, by the nodes' numbers.
 
@@ -27,6 +29,7 @@ MOST_POINTS = 1000
 OUTSIDE = "(outside the model)"
 _TORCH = str(Path(torch.__file__).parent)
 _OWN = __file__
+_STORAGE_OF: Any = torch.UntypedStorage._new_with_weak_ptr
 _NEXT_NODE: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
@@ -35,10 +38,17 @@ def weak_storage(storage: torch.UntypedStorage) -> Any:
     return reductions.StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 
+def nbytes_of(reference: Any) -> int | None:
+    """Return the bytes that the storage of a weak reference has now; None: it is gone."""
+    storage = _STORAGE_OF(reference.cdata)
+    return None if storage is None else storage.nbytes()
+
+
 class MemoryLine(NamedTuple):
     """What one operation on one line of code allocated, in bytes of storages.
 
-    kept: what stood between the forward pass and the backward pass; at_peak: when the most was there; allocated: in all.
+    kept: what stood between the forward pass and the backward pass; at_peak: when the most was there; allocated: in all. What
+    a storage grows by later is of the line that made it.
     """
 
     layer: str
@@ -70,6 +80,15 @@ class _Line:
         self.calls = self.allocated = self.now = self.at_peak = self.kept = 0
 
 
+class _Live(NamedTuple):
+    """A storage that is not gone, with the bytes it had when they were read last."""
+
+    reference: Any
+    nbytes: int
+    line: _Line
+    layer: str
+
+
 class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the storages of everything that happens within; see `ooc.runtime.memory.MemoryMeter`.
 
@@ -92,7 +111,7 @@ class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._begins, self._owners = [0], [OUTSIDE]
         """numbers of autograd nodes from which on they are of a module"""
         self._found: dict[tuple[str, str, str, bool], _Line] = {}
-        self._live: dict[int, tuple[Any, int, _Line, str]] = {}
+        self._live: dict[int, _Live] = {}
         self._layers: dict[str, int] = {}
         self._ops, self._every, self._total = 0, 1, 0
         self._highest: TimelinePoint | None = None
@@ -130,7 +149,8 @@ class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
         self._hooks.close()
-        self._drop_dead()
+        if self._read_sizes():
+            self._mark(self._backward)
         if self.kept is None:
             self._keep()
 
@@ -154,18 +174,19 @@ class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = torch._C._current_autograd_node()
         if node is not None and not self._backward:
             self._backward = True
-            self._drop_dead()
+            self._read_sizes()
             self._keep()
         out = func(*args, **(kwargs or {}))
         self._ops += 1
-        self._drop_dead()
-        self._book(func, node, out)
+        grown = self._read_sizes()
+        if self._book(func, node, out) or grown:
+            self._mark(node is not None)
         return out
 
-    def _book(self, func: Any, node: Any, out: Any) -> None:
-        """What an operation allocated."""
+    def _book(self, func: Any, node: Any, out: Any) -> bool:
+        """Book what an operation allocated; returns whether it did."""
         if any(each.alias_info is not None for each in func._schema.returns):
-            return  # in place, or a view
+            return False  # in place, or a view
         line: _Line | None = None
         layer = ""
         for tensor in tree_iter(out):
@@ -181,13 +202,9 @@ class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 where, op = ("backward", f"{node.name()}: {name}") if node is not None else (_caller(), name)
                 line = self._found.setdefault((layer, op, where, node is not None), _Line())
                 line.calls += 1
-            line.allocated += nbytes
-            line.now += nbytes
-            self._live[storage._cdata] = weak_storage(storage), nbytes, line, layer
-            self._layers[layer] = self._layers.get(layer, 0) + nbytes
-            self._total += nbytes
-        if line is not None:
-            self._mark(node is not None)
+            self._live[storage._cdata] = live = _Live(weak_storage(storage), nbytes, line, layer)
+            self._count(live, nbytes)
+        return line is not None
 
     def _layer_of(self, node: Any) -> str:
         if self._stack:
@@ -196,13 +213,27 @@ class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return OUTSIDE
         return self._owners[bisect_right(self._begins, node._sequence_nr()) - 1]
 
-    def _drop_dead(self) -> None:
-        dead = [address for address, (reference, *_) in self._live.items() if reference.expired()]
-        for address in dead:
-            _, nbytes, line, layer = self._live.pop(address)
-            line.now -= nbytes
-            self._layers[layer] -= nbytes
-            self._total -= nbytes
+    def _read_sizes(self) -> bool:
+        """Count what storages have now, and drop those that are gone; returns whether any has grown."""
+        changed = [
+            (address, live, nbytes)
+            for address, live in self._live.items()
+            if (nbytes := nbytes_of(live.reference)) != live.nbytes
+        ]
+        for address, live, nbytes in changed:
+            if nbytes is None:
+                del self._live[address]
+            else:
+                self._live[address] = live._replace(nbytes=nbytes)
+            self._count(live, (nbytes or 0) - live.nbytes)
+        return any((nbytes or 0) > live.nbytes for _, live, nbytes in changed)
+
+    def _count(self, live: _Live, more: int) -> None:
+        """So many bytes more, or less, of a storage."""
+        live.line.allocated += max(more, 0)
+        live.line.now += more
+        self._layers[live.layer] = self._layers.get(live.layer, 0) + more
+        self._total += more
 
     def _mark(self, backward: bool) -> None:
         """A point of the timeline; the peak where it is one."""

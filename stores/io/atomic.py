@@ -92,8 +92,10 @@ def replacing(path: Path | str) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-        except BaseException:
+        except BaseException as error:
             temporary.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.filename == str(temporary):
+                error.filename = str(path)  # the name that the caller knows
             raise
         sync_dir(path.parent)
 

@@ -31,7 +31,11 @@ class LiveBytes(TorchDispatchMode):
                 storage = tensor.untyped_storage()
                 if storage._cdata not in self._others:
                     self._alive[storage._cdata] = weakref.ref(storage)
+        self.peak = max(self.peak, self.now())
+        return out
+
+    def now(self) -> int:
+        """Bytes of what is alive."""
         sizes = {key: each().nbytes() for key, each in self._alive.items() if each() is not None}
         self._alive = {key: self._alive[key] for key in sizes}
-        self.peak = max(self.peak, sum(sizes.values()))
-        return out
+        return sum(sizes.values())

@@ -172,6 +172,15 @@ def test_activations_do_not_grow_with_depth(name: str) -> None:
     assert more > 5 * many
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_have_layer_norm_unless_told_otherwise(name: str) -> None:
+    def norms(**settings: str) -> set[type]:
+        model = build_model(name, X_CHANNELS, HIDDEN, OUT, 2, **settings)  # type: ignore[arg-type]
+        return {type(block.norm) for layer in model.layers for block in layer.convs}
+
+    assert norms() == norms(norm="layer") != norms(norm="none")
+
+
 def test_what_does_not_fit_is_refused() -> None:
     edge_index, x = hub_graph(), torch.randn(NODES, X_CHANNELS)
     sizes = {"in_channels": X_CHANNELS, "hidden_channels": HIDDEN, "out_channels": OUT, "num_layers": 2}

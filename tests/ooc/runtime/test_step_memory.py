@@ -1,5 +1,7 @@
 """The line-by-line view of a step against allocations whose layer, size and life are known."""
 
+import gc
+import re
 import threading
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from ooc.models.builders import build_model, full_blocks
 from ooc.runtime import step_memory
 from ooc.runtime.memory import MOST_SAMPLES, MemoryMeter
 from ooc.runtime.step_memory import OUTSIDE, StepMemory
+from ooc.stores.errors import ConfigError
+from tests.ooc.live_bytes import LiveBytes
 
 ROWS, WIDE = 1000, 50
 MATRIX = 4 * ROWS * WIDE
@@ -67,6 +71,53 @@ def test_the_peak_is_that_of_a_known_program() -> None:
     assert len(two) + len(three) == 3 * ROWS
 
 
+def test_storages_that_are_resized_count_what_they_have() -> None:
+    """Emptied, filled again, grown and gone: no operation tells, and the line that made one has its bytes."""
+    with StepMemory() as step:
+        one, two = torch.zeros(ROWS, WIDE), torch.zeros(ROWS, WIDE)
+        one.untyped_storage().resize_(0)
+        two.untyped_storage().resize_(MATRIX // 2)
+        three = torch.zeros(ROWS, WIDE)
+        one.untyped_storage().resize_(4 * MATRIX)
+        three.add_(1)
+        del one
+        torch.zeros(1)
+    zeros = [line for line in step.lines if line.op == "aten.zeros"]
+    assert step.peak == 4 * MATRIX + MATRIX // 2 + MATRIX
+    assert step.kept == MATRIX // 2 + MATRIX
+    assert sum(line.at_peak for line in zeros) == step.peak
+    assert sum(line.allocated for line in zeros) == 3 * MATRIX + 4 * MATRIX + 4
+    assert [sum(point.bytes.values()) * 2 // MATRIX for point in step.timeline] == [2, 4, 3, 11, 3]
+
+
+def reversible_step(layers: int) -> tuple[StepMemory, int, int]:
+    """A step of a reversible model by the meter, and what an independent count has between the passes and at most."""
+    torch.manual_seed(0)
+    blocks, x = full_blocks(torch.randint(0, 400, (2, 2000)), 400, 1), torch.randn(400, 10)
+    model = build_model("revsage", 10, 32, 2, num_layers=layers, dropout=0.3, norm="layer")
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)  # else those of this step count
+    model(x, blocks)  # what blocks make once
+    with LiveBytes(each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter)) as live:
+        loss = model(x, blocks).square().mean()
+        kept = live.now()
+        loss.backward()
+    meter = MemoryMeter("step", model=model)
+    with meter:
+        loss = model(x, blocks).square().mean()
+        loss.backward()
+    return meter.steps[0], kept, live.peak
+
+
+def test_a_reversible_model_is_flat_in_its_depth() -> None:
+    """Its layers empty the storages of their inputs, and fill them again in the backward pass."""
+    (seven, *counts), (many, *counts_of_many) = reversible_step(7), reversible_step(28)
+    for step, (kept, peak) in ((seven, counts), (many, counts_of_many)):
+        assert (step.kept, step.peak) == (kept + 4, peak), "kept with the loss's gradient, which begins the backward pass"
+    assert many.kept == pytest.approx(seven.kept, rel=0.05)
+    assert many.peak == pytest.approx(seven.peak, rel=0.05)
+
+
 def test_a_layers_own_hooks_are_not_used_and_results_do_not_change() -> None:
     """A layer with hooks would not do the next one's dropout with its ReLU."""
     torch.manual_seed(0)
@@ -107,6 +158,21 @@ def test_a_block_that_fails_leaves_no_hook_and_no_mode() -> None:
     assert threading.active_count() == threads
     assert len(meter.steps) == len(meter.readings) == len(meter.samples) == 1
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def test_a_meter_shows_what_it_has_measured_and_takes_modules_only() -> None:
+    meter = MemoryMeter("step", model=Two())
+    assert repr(meter) == "MemoryMeter('step', no readings)"
+    for _ in range(2):
+        with meter:
+            torch.zeros(ROWS, WIDE)
+    assert re.fullmatch(
+        r"MemoryMeter\('step', 2 readings, the latest: process at most [\d.]+ [MG]B, tensors 200 kB, between the passes 0 B\)",
+        repr(meter),
+    )
+    for model in (3, Two):
+        with pytest.raises(ConfigError, match=r"^`model` of a memory meter is a torch module"):
+            MemoryMeter("x", model=model)
 
 
 def test_a_meter_keeps_samples_and_decorates_calls() -> None:

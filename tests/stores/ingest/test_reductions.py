@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -326,6 +327,16 @@ def test_rows_are_normalized_first(tmp_path: Path) -> None:
     exact = (x - train.mean(axis=0)) / train.std(axis=0)
     wanted = PCA(5, svd_solver="full").fit_transform(exact)
     assert up_to_sign(all_rows(path).T, wanted.T) < 1e-5 * np.abs(wanted).max()
+
+
+def test_a_map_has_a_short_text_and_refuses_what_is_no_array() -> None:
+    rows = features(300)
+    found = fitted(rows, "variance:5")
+    assert repr(found) == f"FeatureMap(variance, {rows.shape[1]} -> 5 columns)"
+    for other in ("x", np.array([["a"]])):
+        with pytest.raises(InputError, match=r"^rows are an array of <U1; variance:5 of .* takes numbers"):
+            found.apply(other)
+    np.testing.assert_array_equal(found.apply(torch.from_numpy(rows)), found.apply(rows))
 
 
 def test_types_have_maps_of_their_own(tmp_path: Path) -> None:

@@ -34,6 +34,12 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     assert os.listdir(tmp_path) == ["a.json"]
 
 
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "a.json"
+    with pytest.raises(StoreError, match=f"^cannot write {path}: No such file or directory"):
+        write_file(path, b"new")
+
+
 def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     child = subprocess.Popen(["true"])
     child.wait()
