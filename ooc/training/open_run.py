@@ -85,7 +85,8 @@ def beginning(config: RunConfig, resume: bool, world_size: int) -> tuple[RunConf
 def as_it_began(config: RunConfig) -> RunConfig:
     """`config` with what its run chose by itself when it began."""
     before = saved_config(config.out) or {}
-    chosen = {name: before[name] for name in config.automatic if getattr(config, name) is None and before.get(name) is not None}
+    open_ones = [name for name in config.automatic if getattr(config, name) in (None, "auto")]
+    chosen = {name: before[name] for name in open_ones if before.get(name) is not None}
     return config.model_copy(update=chosen)
 
 
