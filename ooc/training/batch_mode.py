@@ -139,6 +139,11 @@ class BatchMode(BatchPlanning):
         whole = self.whole_subgraphs or self.config.evaluate == "layerwise"
         return whole and not self.dataset.is_hetero and all(full_neighborhoods(each) for each in self.evaluators.values())
 
+    @property
+    def scores_could_be_by_layers(self) -> bool:
+        """See `BatchPlanning`."""
+        return bool(self.evaluators) and self._scores_full_neighborhoods and self._has_room_for_passes()
+
     def _check_scored(self) -> None:
         """Choose layer-wise passes for scores, where that is open and full neighborhoods do not or hardly fit the memory.
 

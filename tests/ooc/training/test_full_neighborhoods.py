@@ -13,6 +13,7 @@ import ooc
 from ooc.cli.main import main
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.stores.errors import BudgetError
+from ooc.stores.sizes import format_seconds
 from ooc.training.full_neighborhoods import share_of_batch
 from ooc.training.loop import train
 from tests.conftest import MakeStore
@@ -98,3 +99,17 @@ def test_layerwise_is_named_where_its_pass_fits(
     assert main([*words, "--hidden", "8", "--epochs", "1"]) == 0
     assert "scores are computed layer by layer" in capsys.readouterr().err
     assert json.loads((tmp_path / "run/config.json").read_text())["evaluate"] == "layerwise"
+
+
+def test_a_plan_whose_scores_take_the_time_says_what_helps(make_store: MakeStore) -> None:
+    store = make_store(num_nodes=3000, num_edges=9000)
+    settings: dict[str, Any] = {"store": store, "hidden": 8, "batch_size": 1, "epochs": 10**6}
+    assert "of the time: `evaluate=layerwise` computes" in ooc.plan(**settings, mode="cluster", parts=1, layers=3).advice
+    assert "`evaluate" not in ooc.plan(**{**settings, "epochs": 1}, mode="cluster", parts=1, layers=3).advice
+    advice = ooc.plan(**{**settings, "batch_size": 64}, mode="sampled", fanout=[2], eval_fanout=[-1], eval_batch_size=1).advice
+    assert "a larger `eval_every` or `eval_batch_size` would help" in advice
+
+
+def test_long_durations_are_written_as_people_say_them() -> None:
+    texts = ["0.05 s", "12 min", "3.1 h", "2.0 days"]
+    assert [format_seconds(each) for each in (0.05, 700, 11_160, 172_800)] == texts
