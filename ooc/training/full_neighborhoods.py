@@ -6,7 +6,7 @@ graph. A few of them are drawn here, and nothing is read of their features.
 
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,7 @@ def share_of_batch(loader: NeighborLoader, indptr: NDArray[np.int64]) -> tuple[f
     sample, share = loader.strategy.apart().stages.sample, 0.0
     spread = np.linspace(0, loader.num_seeds - 1, min(_LOOKED_AT, loader.num_seeds))
     position: Ids = np.unique(spread.astype(np.int64))
-    node = sample.order.seeds(0, position).node
+    node = cast(Ids, sample.order.seeds(0, position).node)
     by_degree = np.argsort(indptr[node] - indptr[node + 1], kind="stable")
     for each in np.unique(np.concatenate([by_degree[:_DRAWN], by_degree[-_DRAWN:]])):
         try:

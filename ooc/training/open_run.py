@@ -122,6 +122,13 @@ def notes_of_ranks(ranks: Ranks) -> list[str]:
     return [f"{ranks.world_size} processes train together, {shared}"]
 
 
+def notes_of_rate(config: RunConfig) -> list[str]:
+    """What a person should know of a learning rate that never gets to `lr`."""
+    if config.lr_warm_up <= config.epochs:
+        return []
+    return [f"lr_warm_up = {config.lr_warm_up:g} is longer than epochs = {config.epochs}: the learning rate never reaches lr"]
+
+
 @contextmanager
 def kept_if_started(run_dir: checkpoint.RunDir) -> Iterator[checkpoint.RunDir]:
     """Remove the directory of a run that fails before its first step, and give up its lock."""
@@ -210,7 +217,7 @@ def compose(
                 f"the run in {config.out} began with another version of ooc, whose dropout drew other random numbers: from "
                 "here on its losses are not those it would have had"
             )
-        for note in [*notes_of_ranks(ranks), *mode.notes()]:
+        for note in [*notes_of_ranks(ranks), *mode.notes(), *notes_of_rate(config)]:
             watchers.note(note)
         refused.pop_all()
     return run
