@@ -148,9 +148,8 @@ class TrainConfig(NodeConfig, SharedGradients):
     batch_size: Positive = Field(default=1024, description="Seeds per batch.")
     evaluate: Literal["auto", "sampled", "layerwise"] = Field(
         default="auto",
-        description="Evaluate on sampled batches, or layerwise: exact scores of all splits by one pass over all nodes; "
-        "auto: layerwise in mode history, with ladies, ..., and in cluster and saint where full neighborhoods do not fit; "
-        "not where eval_fanout or eval_batch_size is given.",
+        description="Evaluate on sampled batches, or layerwise: exactly, by a pass over all nodes; auto: layerwise in mode "
+        "history, with ladies, ..., and where neighborhoods do not fit, without eval_fanout.",
     )
     eval_batch_size: Positive | None = Field(default=None, description="Seeds per evaluation batch; by default --batch-size.")
     # steps
