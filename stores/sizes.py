@@ -30,3 +30,12 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB" if round(abs(count)) < 1000 else f"{count:.0f} TB"
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a duration: `format_seconds(172_000)` is `'47.8 h'`."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.2g} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:,.1f} days"

@@ -1,6 +1,7 @@
 """The verbs that train, plan, report and predict."""
 
 import json
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -164,7 +165,7 @@ def plan(
     merge_appended(settings.store, settings.memory, settings.cache_dir, settings.cache)
     from ooc.training.verbs import plan_of
 
-    result = plan_of(settings, nproc, bandwidth)
+    result = plan_of(settings, nproc, bandwidth, note=lambda text: print(text, file=sys.stderr, flush=True))
     if as_json:
         print(json.dumps(result.asdict(), indent=2))
         return

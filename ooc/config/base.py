@@ -28,7 +28,7 @@ CONFIG = "config.json"
 FREE_TO_CHANGE = frozenset(
     {"store", "out", "memory", "engine", "in_memory", "checkpoint_every", "epochs", "max_steps", "eval_splits", "plan"}
     | {"tensorboard", "log", "patience", "placement", "disk", "pack", "verify_reads", "cache_dir", "cache"}
-    | {"sample_device", "sample_threads", "read_threads", "gpu_memory", "activation_checkpointing"}
+    | {"sample_device", "sample_threads", "read_threads", "gpu_memory", "activation_checkpointing", "evaluate"}
 )
 """keys a resumed run may change: they affect where bytes come from or when the run ends, never a step's loss"""
 
@@ -297,7 +297,7 @@ class RunConfig(BaseModel):
 
     @property
     def automatic(self) -> tuple[str, ...]:
-        """Settings that a run chooses where they are None, when it begins; it keeps them when it goes on."""
+        """Settings that a run chooses where they are None or "auto", when it begins; it keeps them when it goes on."""
         return ()
 
     @property

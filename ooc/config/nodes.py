@@ -149,8 +149,8 @@ class TrainConfig(NodeConfig, SharedGradients):
     batch_size: Positive = Field(default=1024, description="Seeds per batch.")
     evaluate: Literal["auto", "sampled", "layerwise"] = Field(
         default="auto",
-        description="Evaluate on sampled batches, or layerwise: exact scores of all splits by one pass over all nodes; "
-        "auto: layerwise in mode history and with ladies, ..., unless eval_fanout or eval_batch_size is given.",
+        description="Evaluate on sampled batches, or layerwise: exactly, by a pass over all nodes; auto: layerwise in mode "
+        "history, with ladies, ..., and where neighborhoods do not fit, without eval_fanout.",
     )
     eval_batch_size: Positive | None = Field(default=None, description="Seeds per evaluation batch; by default --batch-size.")
     # steps
@@ -200,7 +200,8 @@ class TrainConfig(NodeConfig, SharedGradients):
             "eval_fanout": evaluate,
             "eval_batch_size": self.eval_batch_size or self.batch_size,
         }
-        if self.evaluate == "auto":  # sampling a deep model's full neighborhoods would reach the whole graph
+        if self.evaluate == "auto" and not self._opens_scores():
+            # sampling a deep model's full neighborhoods would reach the whole graph
             exact = (self.mode == "history" or self.sampler in LAYER_WISE) and not self.eval_fanout
             exact = exact and self.eval_batch_size is None
             filled["evaluate"] = "layerwise" if exact else "sampled"
@@ -245,6 +246,15 @@ class TrainConfig(NodeConfig, SharedGradients):
         if self.drift_tolerance is not None and self.refresh != "auto":
             raise ValueError("drift_tolerance applies to refresh = auto only: set that too, or leave it out")
         return self
+
+    def _opens_scores(self) -> bool:
+        """Whether a run chooses how it is scored, by whether full neighborhoods fit its memory."""
+        own = self.eval_fanout not in ([], self.fanout) or self.eval_batch_size not in (None, self.batch_size)
+        return self.mode in ("cluster", "saint") and not own
+
+    @property
+    def automatic(self) -> tuple[str, ...]:
+        return (*super().automatic, "evaluate")
 
     def _check_compress(self) -> None:
         if self.compress is None:

@@ -26,7 +26,7 @@ from ooc.loading.input_links import InputLinks
 from ooc.loading.row_pool import RowPool
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.keyed_random import Cursor, Purpose, key, seeds_of, steps_of
-from ooc.runtime.memory_plan import MemoryPlan, words_for
+from ooc.runtime.memory_plan import MemoryPlan, smaller_than, words_for
 from ooc.sampling import OnDiskFrontier
 from ooc.sampling.labor import Key, batch_key
 from ooc.sampling.links import AnySeeds, Seeds
@@ -268,8 +268,8 @@ class SampleStage:
         need = self.limit.need(drawn, self.drawing_bytes(subgraph.nbytes))  # the sampler has not counted what collation adds
         if need > most:
             raise BudgetError(
-                f"a batch of {len(position)} seeds needs {words_for(need, most)}; "
-                "take a smaller batch size, a smaller fan-out or more memory"
+                f"a batch of {len(position)} seed{'s' * (len(position) != 1)} needs {words_for(need, most)}; "
+                f"use {smaller_than(len(position))}"
             )
         self.counts.add(requested=self.limit.rows(drawn))
         return drawn

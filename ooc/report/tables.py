@@ -15,7 +15,7 @@ from ooc.planning.over_ranks import RanksPlan
 from ooc.planning.run_plan import NAMES, Plan
 from ooc.planning.table_plan import TablePlan
 from ooc.runtime.memory_plan import MemoryPlan
-from ooc.stores.sizes import format_bytes
+from ooc.stores.sizes import format_bytes, format_seconds
 from ooc.training.full_mode import FullPlan
 
 
@@ -115,20 +115,22 @@ def _parts(budget: MemoryPlan, peak: int) -> Table:
 def _stages(plan: Plan) -> Table:
     prediction = plan.prediction
     total = sum(prediction.stages.values())
-    table = _table("stages", "stage", "seconds per batch", "seconds in total")
+    table = _table("stages", "stage", "seconds per batch", "in total")
     for name, seconds in prediction.stages.items():
         if seconds and total:
             style = "bold" if name == prediction.bottleneck else None
-            table.add_row(NAMES.get(name, name), f"{seconds / plan.steps:.4f}", f"{seconds:.3g}", style=style)
+            table.add_row(NAMES.get(name, name), f"{seconds / plan.steps:.4f}", format_seconds(seconds), style=style)
     return table
 
 
 def _run(plan: Plan) -> Table:
     prediction = plan.prediction
     table = _table(f"training, {plan.steps:,} batches ({plan.profiled_steps:,} profiled)", "", "")
-    table.add_row("seconds per epoch", f"{prediction.seconds_per_epoch:.3g}", style="bold")
-    table.add_row("first epoch", f"{prediction.first_epoch_seconds:.3g}")
-    scored = f"{prediction.evaluate_seconds:.3g}" if prediction.evaluate_seconds else "not predicted"  # by layer-wise passes
+    each = prediction.seconds_per_epoch
+    table.add_row("seconds per epoch", f"{each:.3g}" if each < 1000 else f"{each:,.0f}", style="bold")
+    table.add_row("first epoch", format_seconds(prediction.first_epoch_seconds))
+    by_passes = not prediction.evaluate_seconds
+    scored = "not predicted" if by_passes else format_seconds(prediction.evaluate_seconds)
     table.add_row("evaluation, in total", scored)
     table.add_row("read from disk", format_bytes(prediction.bytes_read))
     if prediction.packed_bytes_written:
@@ -137,7 +139,7 @@ def _run(plan: Plan) -> Table:
         table.add_row(f"{prediction.kept} read", format_bytes(prediction.history_bytes_read))
         table.add_row(f"{prediction.kept} written", format_bytes(prediction.history_bytes_written))
     if prediction.beforehand_seconds:
-        table.add_row("before the first batch", f"{prediction.beforehand_seconds:.3g}")
+        table.add_row("before the first batch", format_seconds(prediction.beforehand_seconds))
     if prediction.hit_rate is not None:
         table.add_row("rows served from memory", f"{100 * prediction.hit_rate:.1f} %")
     if prediction.read_amplification is not None:
@@ -145,7 +147,7 @@ def _run(plan: Plan) -> Table:
     if prediction.read_bytes_per_second is not None:
         table.add_row("read bandwidth", f"{format_bytes(prediction.read_bytes_per_second)}/s")
     for name, seconds in plan.others.items():
-        table.add_row(f"epoch with {name}", f"{seconds:.3g}")
+        table.add_row(f"epoch with {name}", format_seconds(seconds))
     table.add_row("bottleneck", NAMES.get(prediction.bottleneck, prediction.bottleneck))
     return table
 

@@ -132,6 +132,15 @@ def words_for(need: int, room: int) -> str:
     return f"{words} ({share}; about {enough} would do)"
 
 
+def smaller_than(seeds: int) -> str:
+    """What makes a batch of so many seeds smaller, which a batch of one is not.
+
+    >>> smaller_than(64)
+    'a batch size below 64, a smaller fan-out or more memory'
+    """
+    return f"{f'a batch size below {seeds}, ' if seeds > 1 else ''}a smaller fan-out or more memory"
+
+
 @dataclass(frozen=True)
 class DevicePlan:
     """Bytes of a GPU's memory by purpose. PURE."""

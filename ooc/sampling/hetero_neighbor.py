@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from ooc.graph.hetero import EdgeKey, EdgeSample, HeteroSubgraph
-from ooc.runtime.memory_plan import words_for
+from ooc.runtime.memory_plan import smaller_than, words_for
 from ooc.sampling.edge_split import HeldOut
 from ooc.sampling.labor import Key, Labor
 from ooc.sampling.left_out import LeftOut
@@ -274,5 +274,5 @@ class HeteroNeighborSampler:
             raise BudgetError(
                 f"hop {hop + 1} of fan-out {self.fanout[largest]} samples {sampled} edges of {edge_name(largest)}, so the "
                 f"batch may need {words_for(need, self.max_bytes)}; the largest hub is {largest[2]!r} node {hub} with {degree} "
-                f"in-edges; use a batch size below {batch_size}, a smaller fan-out or more memory"
+                f"in-edges; use {smaller_than(batch_size)}"
             )

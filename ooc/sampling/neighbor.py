@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ooc.graph.blocks import Subgraph
 from ooc.runtime.keyed_random import numbered
-from ooc.runtime.memory_plan import words_for
+from ooc.runtime.memory_plan import smaller_than, words_for
 from ooc.sampling import kernels
 from ooc.sampling.edge_split import HeldOut
 from ooc.sampling.labor import Key, Labor
@@ -394,7 +394,7 @@ class NeighborSampler(EdgeSampler):
             raise BudgetError(
                 f"hop {hop + 1} of fan-out {list(self.fanout)} samples {sampled} edges, so the batch may need "
                 f"{words_for(need, self.max_bytes)}; the largest hub is node {hub} with "
-                f"{degree} in-edges; use a batch size below {batch_size}, a smaller fan-out or more memory"
+                f"{degree} in-edges; use {smaller_than(batch_size)}"
             )
         return most
 

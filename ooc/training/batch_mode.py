@@ -1,12 +1,13 @@
 """Training on batches of nodes, which the modes "sampled", "cluster", "saint" and "history" make each in their way."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,12 +44,13 @@ from ooc.runtime.memory_plan import compressed_share, plan_memory
 from ooc.runtime.pipeline import Stage
 from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError
+from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.sizes import format_bytes
 from ooc.training import checkpoint, summary
 from ooc.training.batch_planning import BatchPlanning
 from ooc.training.build import device_model_bytes, model_bytes, table_shapes
 from ooc.training.data_parallel import shared_batches
+from ooc.training.full_neighborhoods import CLOSE, full_neighborhoods, pass_fits, share_of_batch
 from ooc.training.mode import RunContext, RunState, Scores
 from ooc.training.node_mode import EXACT_FOLDER, make_loss
 
@@ -71,6 +73,8 @@ class BatchMode(BatchPlanning):
     """whether the first step is refused where its layers, one behind the other on the batch's blocks, do not fit the memory"""
     pools: ClassVar[bool] = False
     """whether feature rows may stay on a GPU"""
+    refuses_neighborhoods = False
+    """whether scores come from layer-wise passes as full neighborhoods do not fit the memory"""
     out: Path
     """the run's directory, of several ranks rank 0's; from `open` on, of several ranks from `prepare` on"""
 
@@ -95,6 +99,8 @@ class BatchMode(BatchPlanning):
         self.budget = replace(self.budget, device=self.loader.budget.device)
         self.by_layers = has_layers(self.model) and not dataset.is_hetero
         self.evaluators = {} if self.scores_by_layers else self._make_evaluators()
+        if self._scores_full_neighborhoods:
+            self._check_scored()
         self._share_block_policy()
         self.loss_of = self._make_loss()
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
@@ -125,7 +131,48 @@ class BatchMode(BatchPlanning):
     def scores_by_layers(self) -> bool:
         """Whether scores come from layer-wise passes; exact ones of other models, and of graphs of several types, come from
         full neighborhoods."""
-        return self.by_layers and self.config.evaluate == "layerwise"
+        return self.by_layers and (self.config.evaluate == "layerwise" or self.refuses_neighborhoods)
+
+    @property
+    def _scores_full_neighborhoods(self) -> bool:
+        """Whether batches that are scored have all in-edges over all hops, though those of training may not."""
+        whole = self.whole_subgraphs or self.config.evaluate == "layerwise"
+        return whole and not self.dataset.is_hetero and all(full_neighborhoods(each) for each in self.evaluators.values())
+
+    @property
+    def scores_could_be_by_layers(self) -> bool:
+        """See `BatchPlanning`."""
+        return bool(self.evaluators) and self._scores_full_neighborhoods and self._has_room_for_passes()
+
+    def _check_scored(self) -> None:
+        """Choose layer-wise passes for scores, where that is open and full neighborhoods do not or hardly fit the memory.
+
+        Raises BudgetError where it is not open, and that of a single node does not fit.
+        """
+        indptr = np.asarray(self.dataset.graph.indptr)
+        found = [share_of_batch(each, indptr) for each in self.evaluators.values()]
+        error = next((error for _, error in found if error is not None), None)
+        tight = max((share for share, _ in found), default=0.0) > CLOSE
+        if tight and self.config.evaluate == "auto" and self.ranks.alone and self._has_room_for_passes():
+            self.refuses_neighborhoods, self.evaluators = True, {}
+        elif error is not None:
+            raise self._unscored(error)
+
+    def _has_room_for_passes(self) -> bool:
+        """Whether scores may come from layer-wise passes, and these fit the memory."""
+        folder, settings = self.config.out / EXACT_FOLDER, {"beside": self.pending_bytes, "budget": self.budget}
+        return self.by_layers and self.config.task == "node" and pass_fits(self.model, self.dataset, folder, **settings)
+
+    def _unscored(self, error: BudgetError) -> BudgetError:
+        """What to do where a batch that is scored does not fit the memory."""
+        ways = "`evaluate=layerwise` or `eval_fanout`" if self._has_room_for_passes() else "`eval_fanout`"
+        return BudgetError(f"evaluation on full neighborhoods does not fit the memory: {error}, or give {ways}")
+
+    def chosen(self) -> dict[str, Any]:
+        """See `Mode`."""
+        if self.config.evaluate != "auto":
+            return super().chosen()
+        return {**super().chosen(), "evaluate": "layerwise" if self.scores_by_layers else "sampled"}
 
     @cached_property
     def edge_features(self) -> tuple[str, ...]:
@@ -140,6 +187,8 @@ class BatchMode(BatchPlanning):
     def notes(self) -> list[str]:
         """See `Mode`; how ranks of a host share its disk, and what cannot be done with a model that has its own forward."""
         said = [*super().notes(), *self._disk_notes()]
+        if self.refuses_neighborhoods:
+            said.append("scores are computed layer by layer, as full neighborhoods do not fit a batch, or hardly do")
         if self.by_layers or self.dataset.is_hetero:
             return said
         name = self.config.model if ":" not in self.config.model else type(self.model).__name__
@@ -410,7 +459,7 @@ class BatchMode(BatchPlanning):
         scores = self.task.scores(loader.num_seeds, self.device)
         loader.set_epoch(epoch)
         loader.stop_before(loader.own_steps)
-        with evaluating(self.model):
+        with evaluating(self.model), self._advising():
             for batch in loader:
                 batch = batch.to(self.device, non_blocking=True)
                 with autocast(self.device, self.config.precision):
@@ -419,6 +468,13 @@ class BatchMode(BatchPlanning):
                 scores.update(logits, self.labels_in(batch))
         scores.merge(self.ranks)
         return scores.compute()
+
+    @contextmanager
+    def _advising(self) -> Iterator[None]:
+        try:
+            yield
+        except BudgetError as error:
+            raise (self._unscored(error) if self._scores_full_neighborhoods else error) from None
 
     def state(self, cursor: RunState) -> dict[str, Any]:
         return {"scaler": self.scaler.state_dict(), "halo": None, "refresh": None, "tables": self.tables.state()}

@@ -24,7 +24,7 @@ from ooc.loading.stages import on_disk
 from ooc.models.layers import autocast, evaluating
 from ooc.planning.choose_mode import ModeTraits
 from ooc.planning.recomputation import RecomputationPlanner
-from ooc.planning.run_plan import Plan, RunFacts, Upkeep, plan
+from ooc.planning.run_plan import Plan, Prediction, RunFacts, Upkeep, plan
 from ooc.planning.run_profile import RunTrial, profile
 from ooc.planning.simulate_history import HistoryShape, table_shape
 from ooc.planning.simulate_superbatches import cost_of
@@ -37,6 +37,10 @@ from ooc.training.node_mode import EXACT_FOLDER, NodeMode
 
 LEAST_COVERAGE = 1e-9
 """a subgraph, where the coefficients of GraphSAINT do not matter"""
+
+
+LONG_SECONDS = 60.0
+"""of scores in a run, from where on there is advice on them"""
 
 
 class PassCosts(NamedTuple):
@@ -70,6 +74,11 @@ class BatchPlanning(NodeMode):
     @abstractmethod
     def scores_by_layers(self) -> bool:
         """Whether scores come from layer-wise passes."""
+
+    @property
+    @abstractmethod
+    def scores_could_be_by_layers(self) -> bool:
+        """Whether layer-wise passes could compute the scores that full neighborhoods are configured for."""
 
     @abstractmethod
     def _make_planner(self) -> RecomputationPlanner | None:
@@ -107,7 +116,18 @@ class BatchPlanning(NodeMode):
         upkeep = self.upkeep(steps, found.asked)
         made = plan(found, self.batch_budget, RunFacts(each, steps, self.row_bytes, scored, upkeep, self.even_rows))
         activations = "" if twin.planner is None else str(twin.planner)
-        return replace(made, reading=self.reading, activations=activations)
+        advice = self._advice_on_scores(made.prediction, steps / max(1, each)) + made.advice
+        return replace(made, reading=self.reading, activations=activations, advice=advice)
+
+    def _advice_on_scores(self, found: Prediction, epochs: float) -> str:
+        """What to change where scores take most of a run that takes long; nothing elsewhere."""
+        training = found.seconds_per_epoch * epochs
+        if found.evaluate_seconds < max(training, LONG_SECONDS):
+            return ""
+        share = f"{100 * found.evaluate_seconds / (found.evaluate_seconds + training):.0f}"
+        if self.scores_could_be_by_layers:
+            return f"Evaluation takes {share} % of the time: `evaluate=layerwise` computes scores by one pass over all nodes. "
+        return f"Evaluation takes {share} % of the time: a larger `eval_every` or `eval_batch_size` would help. "
 
     def _trial(self, other: Self, steps: int, epochs: int) -> RunTrial:
         """The mode's loaders with the model of another."""

@@ -85,7 +85,8 @@ def beginning(config: RunConfig, resume: bool, world_size: int) -> tuple[RunConf
 def as_it_began(config: RunConfig) -> RunConfig:
     """`config` with what its run chose by itself when it began."""
     before = saved_config(config.out) or {}
-    chosen = {name: before[name] for name in config.automatic if getattr(config, name) is None and before.get(name) is not None}
+    open_ones = [name for name in config.automatic if getattr(config, name) in (None, "auto")]
+    chosen = {name: before[name] for name in open_ones if before.get(name) is not None}
     return config.model_copy(update=chosen)
 
 
@@ -119,6 +120,13 @@ def notes_of_ranks(ranks: Ranks) -> list[str]:
         else "one on this host, which has its disk for itself; `memory` is that of one of them"
     )
     return [f"{ranks.world_size} processes train together, {shared}"]
+
+
+def notes_of_rate(config: RunConfig) -> list[str]:
+    """What a person should know of a learning rate that never gets to `lr`."""
+    if config.lr_warm_up <= config.epochs:
+        return []
+    return [f"lr_warm_up = {config.lr_warm_up:g} is longer than epochs = {config.epochs}: the learning rate never reaches lr"]
 
 
 @contextmanager
@@ -211,7 +219,7 @@ def compose(
                 f"the run in {config.out} began with another version of ooc, whose dropout drew other random numbers: from "
                 "here on its losses are not those it would have had"
             )
-        for note in [*notes_of_ranks(ranks), *mode.notes()]:
+        for note in [*notes_of_ranks(ranks), *mode.notes(), *notes_of_rate(config)]:
             watchers.note(note)
         refused.pop_all()
     return run

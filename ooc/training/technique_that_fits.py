@@ -1,5 +1,7 @@
 """Which technique against memory would make a plan fit that does not."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -13,12 +15,29 @@ from ooc.training.compare_modes import COMPARE_SECONDS
 from ooc.training.loop import planning
 from ooc.training.open_run import open_dataset
 
+NONE_FITS = "; no technique makes it fit"
+TRIED_SECONDS = 60.0
+"""after which no further technique is tried"""
+Note = Callable[[str], None]
+"""is called with what is tried"""
 
-def technique_that_fits(config: RunConfig) -> str:
+
+def silent(text: str) -> None:
+    """Say nothing."""
+
+
+def technique_that_fits(config: RunConfig, note: Note = silent) -> str:
     """Return what to add to the message of a plan that does not fit: the first technique that would, and the first way to
-    recompute layers that would, or nothing.
+    recompute layers that would, or that none does.
 
     Each technique is composed and profiled briefly, as `ooc plan` does, in the order of `TECHNIQUES`; nothing is left on disk.
+
+    Args:
+        config: The settings that do not fit.
+        note: Called with a line before a technique is tried.
+
+    Returns:
+        The words, which begin with "; "; nothing where techniques do not apply to the mode.
 
     >>> technique_that_fits(TrainConfig(store="papers.ooc", out="run", batch_size=100_000, memory="2GB"))
     '; or with technique accumulate: `batch_size=25000`, `accumulate=4`'
@@ -26,13 +45,22 @@ def technique_that_fits(config: RunConfig) -> str:
     if not config.has_techniques:
         return ""
     found: dict[str, RunConfig] = {}
+    begun, left_out = time.monotonic(), ""
     with scratch_folder(None, "ooc-plan") as folder, open_dataset(config) as dataset:
         for name in TECHNIQUES:
-            made = None if name == PLAIN or (found and name not in RECOMPUTING) else _fitting(config, name, folder, dataset)
+            if name == PLAIN or (found and name not in RECOMPUTING):
+                continue
+            if time.monotonic() - begun > TRIED_SECONDS:
+                left_out = name
+                break
+            note(f"the plan does not fit the memory: trying technique {name}")
+            made = _fitting(config, name, folder, dataset)
             if made is not None:
                 found[name] = made
             if RECOMPUTING & found.keys():
                 break
+    if not found:
+        return f"; no technique before {left_out} makes it fit, and no more were tried" if left_out else NONE_FITS
     return "".join(f"; or with technique {name}: {_changes(config, made)}" for name, made in found.items())
 
 

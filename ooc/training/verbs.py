@@ -18,7 +18,7 @@ from ooc.training import loop
 from ooc.training.callbacks import Callback
 from ooc.training.compare_modes import compare
 from ooc.training.full_mode import FullPlan
-from ooc.training.technique_that_fits import technique_that_fits
+from ooc.training.technique_that_fits import Note, silent, technique_that_fits
 from ooc.training.watchers import terminal_watcher
 
 BANDWIDTH = "1GB"
@@ -103,8 +103,11 @@ def _with_path(settings: dict[str, Any], alone: bool) -> dict[str, Any]:
     return {**(store.settings if alone else {}), **settings, "store": store.path}
 
 
-def plan_of(config: RunConfig, nproc: int = 1, bandwidth: int | str = BANDWIDTH) -> Plan | FullPlan | TablePlan:
-    """The plan of a configuration, of the best mode if it leaves the mode open. nproc, bandwidth: as of `plan`."""
+def plan_of(
+    config: RunConfig, nproc: int = 1, bandwidth: int | str = BANDWIDTH, note: Note = silent
+) -> Plan | FullPlan | TablePlan:
+    """The plan of a configuration, of the best mode if it leaves the mode open. nproc, bandwidth: as of `plan`; note: called
+    with a line for every technique that is tried as the plan does not fit."""
     if nproc < 1:
         raise ConfigError(f"nproc = {nproc} is invalid: give a number of processes")
     for name, alone in (("halo", "exact"), ("halo_recompute", "none")):
@@ -118,9 +121,9 @@ def plan_of(config: RunConfig, nproc: int = 1, bandwidth: int | str = BANDWIDTH)
     try:
         found = cast("Plan | FullPlan | TablePlan", loop.plan(config, nproc, parse_bytes(bandwidth, "bandwidth")))
     except BudgetError as error:
-        raise BudgetError(f"{error}{technique_that_fits(config)}") from error
+        raise BudgetError(f"{error}{technique_that_fits(config, note)}") from error
     if not found.needs_more:
         return found
     enough = format_bytes(found.needs_more)
-    advice = f"The predicted peak is above the memory: give {enough}, or a smaller batch{technique_that_fits(config)}."
+    advice = f"The predicted peak is above the memory: give {enough}, or a smaller batch{technique_that_fits(config, note)}."
     return replace(cast(Plan, found), advice=f"{advice} {cast(Plan, found).advice}")

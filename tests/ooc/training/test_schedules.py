@@ -12,6 +12,7 @@ from ooc.config.nodes import TrainConfig
 from ooc.stores.errors import ConfigError
 from ooc.training.build import make_optimizer, model_bytes
 from ooc.training.loop import train
+from ooc.training.open_run import notes_of_rate
 from ooc.training.schedules import scheduled
 from tests.conftest import MakeStore
 from tests.ooc.runs import KillAt, Killed, configure, curve
@@ -116,3 +117,9 @@ def test_the_end_of_a_cosine_stays_where_it_was_when_there_are_more_epochs(make_
     assert load_config(None, {"epochs": 5}, saved).lr_epochs == 2  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="lr_epochs"):
         train(load_config(None, {"lr_epochs": 5}, saved), resume=True)
+
+
+def test_a_warm_up_longer_than_the_run_is_noted() -> None:
+    (note,) = notes_of_rate(settings(epochs=2, lr_warm_up=5))
+    assert note == "lr_warm_up = 5 is longer than epochs = 2: the learning rate never reaches lr"
+    assert not notes_of_rate(settings(epochs=5, lr_warm_up=5))

@@ -87,10 +87,11 @@ def test_a_batch_too_large_names_the_fix(make_store: MakeStore, tmp_path: Path, 
     small = dataclasses.replace(divide(10**9, baseline=0), max_batch=1000, in_flight=2000)
     monkeypatch.setattr("ooc.runtime.memory_plan.divide", lambda *_, **__: small)
     store = make_store(num_nodes=120, num_edges=900)
+    scored = {"eval_fanout": [2, 2]}  # full neighborhoods would be refused before any batch
     with pytest.raises(BudgetError, match="use fewer parts per batch, a store with more parts"):
-        train(configure(store, tmp_path / "run", **settings({"mode": "cluster", "parts": 2})))
+        train(configure(store, tmp_path / "run", **settings({"mode": "cluster", "parts": 2, **scored})))
     with pytest.raises(BudgetError, match="sample fewer roots"):
-        train(configure(store, tmp_path / "run", **settings({"mode": "saint"})))
+        train(configure(store, tmp_path / "run", **settings({"mode": "saint", **scored})))
     assert not (tmp_path / "run").exists()
 
 

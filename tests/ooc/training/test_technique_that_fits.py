@@ -10,10 +10,12 @@ import torch
 from torch_geometric.data import Data
 
 import ooc
+from ooc.cli.main import main
 from ooc.config.nodes import TrainConfig
 from ooc.config.techniques import with_technique
 from ooc.stores.errors import BudgetError
 from ooc.training.technique_that_fits import _changes
+from tests.conftest import MakeStore
 from tests.ooc.runs import tight
 
 
@@ -54,3 +56,19 @@ def _named(settings: dict[str, Any]) -> str:
         said = str(error)
     assert "; or with technique " in said, said
     return said.split("; or with technique ")[1]
+
+
+def test_that_no_technique_fits_is_said_in_bounded_time(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = make_store(num_nodes=120, num_edges=900)
+    words = ["plan", str(store), "--mode", "sampled", "--fanout", "2,2", "--memory", "200MB"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "leaves nothing for batches" in said
+    assert said.rstrip().endswith("; no technique makes it fit")
+    assert "trying technique accumulate" in said
+    assert "trying technique cluster" in said
+    monkeypatch.setattr("ooc.training.technique_that_fits.TRIED_SECONDS", -1.0)
+    assert main(words) == 2
+    assert "no technique before accumulate makes it fit" in capsys.readouterr().err
