@@ -73,8 +73,8 @@ class BatchMode(BatchPlanning):
     """whether the first step is refused where its layers, one behind the other on the batch's blocks, do not fit the memory"""
     pools: ClassVar[bool] = False
     """whether feature rows may stay on a GPU"""
-    refuses_neighborhoods = False
-    """whether scores come from layer-wise passes as full neighborhoods do not fit the memory"""
+    neighborhoods_too_large = False
+    """whether full neighborhoods do not fit the memory, so that scores come from layer-wise passes"""
     out: Path
     """the run's directory, of several ranks rank 0's; from `open` on, of several ranks from `prepare` on"""
 
@@ -131,7 +131,7 @@ class BatchMode(BatchPlanning):
     def scores_by_layers(self) -> bool:
         """Whether scores come from layer-wise passes; exact ones of other models, and of graphs of several types, come from
         full neighborhoods."""
-        return self.by_layers and (self.config.evaluate == "layerwise" or self.refuses_neighborhoods)
+        return self.by_layers and (self.config.evaluate == "layerwise" or self.neighborhoods_too_large)
 
     @property
     def _scores_full_neighborhoods(self) -> bool:
@@ -154,7 +154,7 @@ class BatchMode(BatchPlanning):
         error = next((error for _, error in found if error is not None), None)
         tight = max((share for share, _ in found), default=0.0) > CLOSE
         if tight and self.config.evaluate == "auto" and self.ranks.alone and self._has_room_for_passes():
-            self.refuses_neighborhoods, self.evaluators = True, {}
+            self.neighborhoods_too_large, self.evaluators = True, {}
         elif error is not None:
             raise self._unscored(error)
 
@@ -187,7 +187,7 @@ class BatchMode(BatchPlanning):
     def notes(self) -> list[str]:
         """See `Mode`; how ranks of a host share its disk, and what cannot be done with a model that has its own forward."""
         said = [*super().notes(), *self._disk_notes()]
-        if self.refuses_neighborhoods:
+        if self.neighborhoods_too_large:
             said.append("scores are computed layer by layer, as full neighborhoods do not fit a batch, or hardly do")
         if self.by_layers or self.dataset.is_hetero:
             return said
