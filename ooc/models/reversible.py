@@ -7,6 +7,7 @@ and is computed from it again in the backward pass: activations do not grow with
 A block reads rows that the same layer has just computed, also those of sources: all layers run on all nodes of a batch.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,44 +48,52 @@ class ReversibleBlock(nn.Module):
 
 
 class _Inverted(torch.autograd.Function):
-    """A reversible layer that frees its input. The backward pass runs each block once, on what it read: from that follow the
-    layer's input and the gradients (PyG's function runs it twice)."""
+    """A reversible layer whose output has the memory of its input. The backward pass runs each block once, on what it read:
+    from that follow the layer's input, in the same memory, and the gradients (PyG's function runs it twice).
+
+    Rows of all layers in one place also keep the C library from leaving a hole for each layer.
+    """
 
     @staticmethod
     def forward(ctx: Any, layer: "ReversibleLayer", block: Block, mask: Tensor | None, x: Tensor, *_: Tensor) -> Tensor:
-        out: Tensor = layer._forward(x.detach(), block, mask)
-        ctx.layer, ctx.block, ctx.mask, ctx.x, ctx.out = layer, block, mask, x, out.detach()
+        ctx.mark_dirty(x)
+        ctx.layer, ctx.block, ctx.mask, ctx.rows = layer, block, mask, x.detach()
         ctx.trained = [[each for each in conv.parameters() if each.requires_grad] for conv in layer.convs]
-        x.untyped_storage().resize_(0)
-        return out
+        groups, masks = layer.groups_of(ctx.rows, mask)
+        for group, conv in enumerate(layer.convs):
+            groups[group].add_(conv(_read(groups, group), block, masks[group]))
+        return x
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        if ctx.out is None:
-            raise RuntimeError("a reversible model is gone through backward once: its outputs are freed on the way")
-        convs, out, x, ctx.out = ctx.layer.convs, ctx.out, ctx.x.data, None
-        x.untyped_storage().resize_(out.untyped_storage().nbytes())
-        above, below, grads = (each.chunk(len(convs), dim=1) for each in (out, x, grad))
-        masks, grads = len(convs) * [None] if ctx.mask is None else ctx.mask.chunk(len(convs), dim=1), list(grads)
+        if ctx.rows is None:
+            raise RuntimeError("a reversible model is gone through backward once: its rows are changed on the way")
+        layer, rows, ctx.rows = ctx.layer, ctx.rows, None
+        groups, masks = layer.groups_of(rows, ctx.mask)
+        grads = list(grad.chunk(len(groups), dim=1))
         of_parameters: list[Tensor | None] = []
-        for group in reversed(range(len(convs))):
-            rows = (above[group - 1] if group else sum(below[2:], start=below[1])).detach().requires_grad_()
+        for group in reversed(range(len(groups))):
+            read = _read(groups, group).detach().requires_grad_()
             with torch.enable_grad():
-                added = convs[group](rows, ctx.block, masks[group])
-            of_rows, *of_block = torch.autograd.grad(added, [rows, *ctx.trained[group]], grads[group], allow_unused=True)
-            torch.sub(above[group], added.detach(), out=below[group])
+                added = layer.convs[group](read, ctx.block, masks[group])
+            of_rows, *of_block = torch.autograd.grad(added, [read, *ctx.trained[group]], grads[group], allow_unused=True)
+            groups[group].sub_(added.detach())
             of_parameters = [*of_block, *of_parameters]
-            for read in [group - 1] if group else range(1, len(convs)):
-                grads[read] = grads[read] + of_rows
-        out.untyped_storage().resize_(0)
+            for each in [group - 1] if group else range(1, len(groups)):
+                grads[each] = grads[each] + of_rows
         return None, None, None, torch.cat(grads, dim=1), *of_parameters
+
+
+def _read(groups: Sequence[Tensor], group: int) -> Tensor:
+    """What the block of a group reads: the group before, which was added to already; of the first, the sum of the others."""
+    return groups[group - 1] if group else sum(groups[2:], start=groups[1])
 
 
 class ReversibleLayer(GroupAddRev):  # type: ignore[misc]
     """PyG's GroupAddRev of `ReversibleBlock`, on a block whose destinations are all its sources.
 
-    In training its input is freed, and computed from its output in the backward pass.
+    In training its output takes the place of its input, which is computed from it again in the backward pass.
 
     Args:
         blocks: A block for each group.
@@ -108,11 +117,17 @@ class ReversibleLayer(GroupAddRev):  # type: ignore[misc]
         out: Tensor
         trained = self.trained()
         if torch.is_grad_enabled() and not self.disable and (trained or x.requires_grad):
-            rows = x if x.untyped_storage().nbytes() == x.nbytes else x.clone()  # what others have a view of stays
+            whole = x.untyped_storage().nbytes() == x.nbytes
+            rows = x if whole and not x.is_leaf else x.clone()  # what is the user's, or others have a view of, stays
             out = _Inverted.apply(self, block, mask, rows, *trained)  # type: ignore[no-untyped-call]
         else:
             out = self._forward(x, block, mask)
         return out
+
+    def groups_of(self, x: Tensor, mask: Tensor | None) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+        """The columns of each group, as views, and those of the mask."""
+        count = len(self.convs)
+        return x.chunk(count, dim=1), count * [None] if mask is None else mask.chunk(count, dim=1)
 
     def trained(self) -> list[nn.Parameter]:
         """Parameters of the groups in turn, without frozen ones."""

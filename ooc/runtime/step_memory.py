@@ -2,8 +2,7 @@
 
 A dispatch mode of torch sees every operation below autograd, forward and backward, and so every storage that torch allocates
 for one: it is booked to the line of code, the operation and the module under way, and is gone once its weak reference says so.
-Sizes are read again at every operation, as code may resize a storage that it made, which no operation tells: a reversible layer
-frees its input so, and fills it again in the backward pass.
+Sizes are read again at every operation, as code may resize a storage that it made, which no operation tells.
 Modules are known by hooks of all modules, not of the model's own, as a layer with hooks may compute in another way. In the
 backward pass an operation belongs to the module that made its autograd node, by the nodes' numbers.
 

@@ -49,6 +49,19 @@ class Block(nn.Module):
         return out
 
 
+def test_rows_of_all_layers_are_in_one_place_and_the_users_stay() -> None:
+    model, places = make("revsage", 3), list[int]()
+    for layer in model.layers:
+        layer.register_forward_hook(lambda layer, given, out: places.append(out.untyped_storage().data_ptr()))
+    blocks = full_blocks(hub_graph(), NODES, 3)
+    model(torch.randn(NODES, X_CHANNELS), blocks)
+    assert len(set(places)) == 1
+    rows = torch.randn(NODES, HIDDEN)
+    before = rows.clone()
+    model.layers[0](rows, blocks[0])
+    torch.testing.assert_close(rows, before, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("groups", [2, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_outputs_equal_pygs_layers(name: str, groups: int) -> None:
