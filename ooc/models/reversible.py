@@ -93,7 +93,8 @@ def _read(groups: Sequence[Tensor], group: int) -> Tensor:
 class ReversibleLayer(GroupAddRev):  # type: ignore[misc]
     """PyG's GroupAddRev of `ReversibleBlock`, on a block whose destinations are all its sources.
 
-    In training its output takes the place of its input, which is computed from it again in the backward pass.
+    In training its output takes the place of the output of the reversible layer before, which is computed from it again in the
+    backward pass: a hook that keeps the output of a layer between sees the rows of later ones.
 
     Args:
         blocks: A block for each group.
@@ -117,8 +118,8 @@ class ReversibleLayer(GroupAddRev):  # type: ignore[misc]
         out: Tensor
         trained = self.trained()
         if torch.is_grad_enabled() and not self.disable and (trained or x.requires_grad):
-            whole = x.untyped_storage().nbytes() == x.nbytes
-            rows = x if whole and not x.is_leaf else x.clone()  # what is the user's, or others have a view of, stays
+            own = isinstance(x.grad_fn, _Inverted._backward_cls) and x.untyped_storage().nbytes() == x.nbytes
+            rows = x if own else x.clone()  # others may have what no reversible layer has made, or a view of it
             out = _Inverted.apply(self, block, mask, rows, *trained)  # type: ignore[no-untyped-call]
         else:
             out = self._forward(x, block, mask)

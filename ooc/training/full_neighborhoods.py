@@ -58,7 +58,7 @@ def share_of_batch(loader: NeighborLoader, indptr: NDArray[np.int64]) -> tuple[f
             return np.inf, error
         need, most = sample.limit.need(drawn, sample.drawing_bytes(drawn.subgraph.nbytes)), sample.limit.max_bytes
         share = max(share, need / most)
-        if share > FULL:
+        if share > (1 if len(drawn.subgraph.node) == len(indptr) - 1 else FULL):  # of all nodes none is larger
             words = words_for(round(need / FULL), most)
             return share, BudgetError(f"the neighborhood of a node may need {words}; use fewer layers or more memory")
     return share, None

@@ -28,6 +28,9 @@ from ooc.training.propagation_steps import WORKING, PropagationSteps
 FOLDER, BEST = "table", "best"
 """of the rows with their moments; name of the view of the best rows on validation"""
 
+_SAME_MEMORY = 0.1
+"""of the memory for batches that a process may have less than the one that began the run, as what it holds differs a little"""
+
 
 class WholeGraphSteps(PropagationSteps):
     """Every row is changed by the exact gradient of a batch of links; see `PropagationSteps`."""
@@ -57,7 +60,7 @@ class WholeGraphSteps(PropagationSteps):
                 f"a column of {self.links.num_nodes:,} rows and the links do not fit the memory: give {need} more"
             )
         fitting = [own for own in range(1, width + 1) if width % own == 0 and own <= most]
-        own = min(fitting, key=lambda each: (each * _moved(width // each, self._held(each)), -each))
+        own = min(fitting, key=lambda each: (self._step_bytes(each), -each))
         return [own] * (width // own), self._held(own)
 
     @property
@@ -65,6 +68,15 @@ class WholeGraphSteps(PropagationSteps):
         """(columns, bytes of one with its state, of one that is worked on, of memory for all of them)."""
         rows, room = self.links.num_nodes, self.budget.batches - self.adjacency_bytes(self.adjacency_room)
         return self.config.hidden, column_bytes(rows), WORKING * 4 * rows, room
+
+    def _step_bytes(self, own: int) -> int:
+        """Bytes that a step reads and writes with blocks of so many columns, those of links among them."""
+        width, column, _, _ = self._sizes
+        return 2 * own * column * _moved(width // own, self._held(own)) + self.neighbor_bytes * self._passes(width // own)
+
+    def _passes(self, blocks: int) -> int:
+        """Over the file of the links in a step; 0 where memory has them."""
+        return 2 * self.config.layers * blocks if self.neighbor_bytes > self.adjacency_room else 0
 
     def _held(self, own: int) -> int:
         """Blocks of so many columns that memory holds, at least those that move."""
@@ -76,7 +88,7 @@ class WholeGraphSteps(PropagationSteps):
         """Raise BudgetError where memory does not hold the blocks that a run began with."""
         own, (_, column, working, room) = self.columns[0], self._sizes
         need = own * (min(MOVING, len(self.columns)) * column + working)
-        if need > room:
+        if need > room + _SAME_MEMORY * self.budget.batches:
             raise BudgetError(
                 f"blocks of {own} columns, with which {self.config.out} began, do not fit the memory: give "
                 f"{format_bytes(need - room)} more"
@@ -85,7 +97,7 @@ class WholeGraphSteps(PropagationSteps):
     def predict(self) -> TablePlan:
         rows, parts, own, steps = self.links.num_nodes, len(self.columns), self.columns[0], self.batches.steps_per_epoch
         moved = _moved(parts, self.room)
-        passes = 2 * self.config.layers * parts * steps if self.neighbor_bytes > self.adjacency_room else 0
+        passes = steps * self._passes(parts)
         return TablePlan(
             budget=self.budget,
             unit="blocks of columns",
