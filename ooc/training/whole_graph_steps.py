@@ -31,6 +31,9 @@ FOLDER, BEST = "table", "best"
 _SAME_MEMORY = 0.1
 """of the memory for batches that a process may have less than the one that began the run, as what it holds differs a little"""
 
+_MORE = 1.5
+"""of the bytes that lack, what to give: up to a quarter of it is for the links"""
+
 
 class WholeGraphSteps(PropagationSteps):
     """Every row is changed by the exact gradient of a batch of links; see `PropagationSteps`."""
@@ -55,7 +58,7 @@ class WholeGraphSteps(PropagationSteps):
             return [width], 1
         most = room // (MOVING * column + working)
         if most < 1:
-            need = format_bytes(MOVING * column + working - room)
+            need = format_bytes(_MORE * (MOVING * column + working - room))
             raise BudgetError(
                 f"a column of {self.links.num_nodes:,} rows and the links do not fit the memory: give {need} more"
             )
@@ -91,7 +94,7 @@ class WholeGraphSteps(PropagationSteps):
         if need > room + _SAME_MEMORY * self.budget.batches:
             raise BudgetError(
                 f"blocks of {own} columns, with which {self.config.out} began, do not fit the memory: give "
-                f"{format_bytes(need - room)} more"
+                f"{format_bytes(_MORE * (need - room))} more"
             )
 
     def predict(self) -> TablePlan:

@@ -62,6 +62,19 @@ def test_rows_of_all_layers_are_in_one_place_and_the_users_stay() -> None:
     torch.testing.assert_close(rows, before, rtol=0, atol=0)
 
 
+def test_rows_that_others_hold_stay() -> None:
+    """Those that autograd saved, and those that are read again behind the layer."""
+    (block,), found = full_blocks(hub_graph(), NODES, 1), []
+    for stores in (False, True):
+        layer = make("revsage", 1, stores=stores).layers[0]
+        torch.manual_seed(3)
+        weight, x = torch.randn(X_CHANNELS, HIDDEN, requires_grad=True), torch.randn(NODES, X_CHANNELS)
+        rows = F.relu(x @ weight)
+        (layer(rows, block) - rows).square().mean().backward()
+        found.append(weight.grad)
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("groups", [2, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_outputs_equal_pygs_layers(name: str, groups: int) -> None:
