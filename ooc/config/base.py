@@ -30,7 +30,8 @@ FREE_TO_CHANGE = frozenset(
     | {"tensorboard", "log", "patience", "placement", "disk", "pack", "verify_reads", "cache_dir", "cache"}
     | {"sample_device", "sample_threads", "read_threads", "gpu_memory", "activation_checkpointing", "evaluate"}
 )
-"""keys a resumed run may change: they affect where bytes come from or when the run ends, never a step's loss"""
+"""keys a resumed run may change: they affect where bytes come from, how it is scored or when it ends, never a step's loss, but
+that a learning rate by plateau follows from scores"""
 
 
 def numbers(value: object) -> object:

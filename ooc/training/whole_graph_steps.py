@@ -145,14 +145,17 @@ class WholeGraphSteps(PropagationSteps):
             files = StoredBlocks.create(self.config.out / FOLDER, rows, self.columns)
         else:
             files = BucketRows.open(self.config.out / self._folder, state["blocks"])
-        blocks = self._blocks(files, rows if state is None else state["rows"])
-        if state is not None and (state["rows"], state["first"]) != (rows, self.links.first):
+        grows = state is not None and (state["rows"], state["first"]) != (rows, self.links.first)
+        room = min(MOVING, len(self.columns)) if grows else self.room  # what has grown is read once, beside the larger blocks
+        blocks = self._blocks(files, rows if state is None else state["rows"], room)
+        if grows:
+            assert state is not None
             blocks = self._grown(blocks, state)
         self.blocks = opened.enter_context(closing(blocks))
         self._steps_before = 0 if state is None else int(state["steps"])
 
-    def _blocks(self, files: BucketRows, rows: int) -> StoredBlocks:
-        return StoredBlocks(files, rows, self.columns, self.room, key(self.config.seed, Purpose.TABLE), self.config.init)
+    def _blocks(self, files: BucketRows, rows: int, room: int) -> StoredBlocks:
+        return StoredBlocks(files, rows, self.columns, room, key(self.config.seed, Purpose.TABLE), self.config.init)
 
     def _grown(self, before: StoredBlocks, state: dict[str, Any]) -> StoredBlocks:
         """The blocks with rows of the nodes that are new, in another place."""
@@ -160,7 +163,7 @@ class WholeGraphSteps(PropagationSteps):
         self._folder = f"{FOLDER}-{rows}"
         path = self.config.out / self._folder
         remove_tree(path)  # of a run that was killed before its first checkpoint
-        larger = self._blocks(StoredBlocks.create(path, rows, self.columns), rows)
+        larger = self._blocks(StoredBlocks.create(path, rows, self.columns), rows, self.room)
         with closing(before):
             larger.take_rows(before, moved_rows(state["first"], state["rows"], first))
         return larger
