@@ -31,8 +31,9 @@ _FEW = 64
 """destinations with at most this many edges are sorted by insertion"""
 _AHEAD, _LINE = 8, 16
 """entries between prefetching a sum and adding to it; float32 per cache line"""
-_ROWS_AHEAD, _LINE_BYTES = 12, 64
-"""edges between prefetching a source's row and adding it; bytes of a cache line"""
+_ROWS_AHEAD, _OWN_AHEAD, _LINE_BYTES = 24, 4, 64
+"""edges between prefetching a source's row and adding it; destinations between prefetching a row and copying it; bytes of a
+cache line"""
 
 
 class FirstLayerAggregates(NamedTuple):
@@ -267,14 +268,14 @@ def gather_aggregates(
 ) -> None:
     """Kernel of `gathered`."""
     width, edges = rows.shape[1], indptr[len(indptr) - 1]
-    few = np.empty(_FEW, np.int64)
+    few, sums = np.empty(_FEW, np.int64), np.empty(width, np.float32)
     for i in range(len(indptr) - 1):
-        if i + 2 < len(indptr):
-            prefetch_row(rows[at[i + 1]])
+        if i + _OWN_AHEAD + 1 < len(indptr):
+            prefetch_row(rows[at[i + _OWN_AHEAD]])
         own = rows[at[i]]
         for f in range(width):
             self_row[i, f] = value(own, f, tag, scale)
-            neighbor[i, f] = 0
+            sums[f] = 0
         order = ascending(node, source, indptr[i], indptr[i + 1], few)
         for k in range(indptr[i + 1] - indptr[i]):
             if indptr[i] + k + _ROWS_AHEAD < edges:  # in the order of the edges: near enough to the order of the sum
@@ -282,14 +283,14 @@ def gather_aggregates(
             row = rows[at[source[order[k]]]]
             if len(edge) == 0:
                 for f in range(width):
-                    neighbor[i, f] += value(row, f, tag, scale)
+                    sums[f] += value(row, f, tag, scale)
             else:
                 factor = edge[order[k]]
                 for f in range(width):
-                    neighbor[i, f] += factor * value(row, f, tag, scale)
-        if len(target) > 0:
-            for f in range(width):
-                neighbor[i, f] *= target[i]
+                    sums[f] += factor * value(row, f, tag, scale)
+        times = target[i] if len(target) > 0 else np.float32(1)
+        for f in range(width):
+            neighbor[i, f] = sums[f] * times
 
 
 @kernel

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, GINEConv, SAGEConv
@@ -31,6 +33,7 @@ from ooc.models.edge_messages import relu_message_sum
 from ooc.models.kept_sums import neighbor_sum
 from ooc.models.memory_efficient import memory_efficient_here, sage_layer, sum_of_products
 from ooc.stores.errors import ConfigError
+from ooc.stores.jit import kernel
 
 GATHER_COST = 16
 """multiply-adds that cost as much as gathering one number of a neighbor's row (measured on CPU, 32 to 256 float32 per row)"""
@@ -107,7 +110,19 @@ def expansion(block: Block) -> Tensor:
 
 def mean_share(block: Block, dtype: torch.dtype) -> Tensor:
     """The weight of each edge in the mean of its destination's edges, [e]."""
+    if dtype == torch.float32 and block.indptr.device.type == "cpu" and not torch.compiler.is_compiling():
+        share = torch.empty(block.edge_index.size(1), dtype=dtype)
+        _set_shares(block.indptr.numpy(), share.numpy())
+        return share
     return block.indptr.diff().clamp(min=1).to(dtype).reciprocal()[block.edge_index[1]]
+
+
+@kernel
+def _set_shares(indptr: NDArray[np.int64], share: NDArray[np.float32]) -> None:
+    """Set share[k] to 1 / the number of edges of the destination of edge k."""
+    for i in range(len(indptr) - 1):
+        for k in range(indptr[i], indptr[i + 1]):
+            share[k] = np.float32(1) / np.float32(indptr[i + 1] - indptr[i])
 
 
 def made_once(block: Block, name: Any, make: Callable[[], Any]) -> Any:

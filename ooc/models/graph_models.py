@@ -1,6 +1,5 @@
 """Models of whole graphs: layers over all nodes of a batch, a virtual node between them, pooling, an output a graph."""
 
-import inspect
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -15,6 +14,7 @@ from ooc.graph.blocks import Block
 from ooc.models.builders import Model, build_model, full_blocks
 from ooc.models.dropout import Of, dropout, rows_of_nodes
 from ooc.models.layers import DenseLayer
+from ooc.models.user_models import parameters_of
 from ooc.stores.errors import ConfigError
 
 MOST_NODES = 2**24
@@ -192,7 +192,7 @@ def build_graph_model(
 
 def fields_taken(model: nn.Module) -> set[str] | None:
     """Return the fields of a batch that a model's forward takes (see `forward_graphs`); None where it may take any."""
-    parameters = inspect.signature(model.forward).parameters.values()
+    parameters = parameters_of(model).values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     unused = {"edge_attr"} if isinstance(model, GraphModel) and not model.needs_edge_attr else set()
@@ -217,7 +217,7 @@ def forward_graphs(model: nn.Module, batch: Any) -> Tensor:
     >>> forward_graphs(model, next(iter(ooc.GraphLoader(ds, 32))))
     """
     given: dict[str, Any] = {}
-    for parameter in inspect.signature(model.forward).parameters.values():
+    for parameter in parameters_of(model).values():
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
         if parameter.name in batch:

@@ -354,7 +354,10 @@ def as_input(x: Any, *modules: nn.Module) -> Any:
     """Convert x to the dtype of the modules' parameters; under autocast, floating x is returned unchanged, as are integers for
     modules with an Embedding to look them up in."""
     if isinstance(x, FirstLayerAggregates):
-        return FirstLayerAggregates(as_input(x.neighbor, *modules), as_input(x.self_row, *modules))
+        neighbor = as_input(x.neighbor, *modules)
+        if neighbor is x.neighbor and x.self_row.dtype == neighbor.dtype:  # the parameters are looked for once a step
+            return x
+        return FirstLayerAggregates(neighbor, as_input(x.self_row, *modules))
     if isinstance(x, Mapping):
         return {name: as_input(rows, *modules) for name, rows in x.items()}
     if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):

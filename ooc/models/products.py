@@ -10,13 +10,10 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ooc.runtime.crew import in_pieces, knows_threads, single_threaded
-from ooc.stores.jit import kernel
 
 LEAST_PRODUCT = 2**24
 """multiplications from which on a product is worth another thread: a third of a millisecond"""
@@ -116,21 +113,15 @@ def _threads(rows: Sequence[Tensor], columns: int) -> int:
 
 def _multiply_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bool, part: slice) -> None:
     """`multiply` of a range of the rows, by MKL; the bits are those of all at once."""
-    for number, (rows, weight) in enumerate(pairs):
-        if number == 0 and bias is not None:
-            _fill(bias.detach().numpy(), out[part].numpy())
-        if number == 0 and bias is None and not add:
-            torch.mm(rows[part], weight.t(), out=out[part])
-        else:
-            out[part].addmm_(rows[part], weight.t())
-
-
-@kernel
-def _fill(row: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """out[i] = row; torch's own copy would take another thread."""
-    for i in range(len(out)):
-        for f in range(len(row)):
-            out[i, f] = row[f]
+    own, ((rows, weight), *others) = out[part], pairs
+    if add:
+        own.addmm_(rows[part], weight.t())
+    elif bias is None:
+        torch.mm(rows[part], weight.t(), out=own)
+    else:
+        torch.addmm(bias, rows[part], weight.t(), out=own)
+    for rows, weight in others:
+        own.addmm_(rows[part], weight.t())
 
 
 @cache

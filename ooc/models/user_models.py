@@ -9,9 +9,11 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
+from types import MethodType
 from typing import Any, Literal
 
 import numpy as np
@@ -138,13 +140,25 @@ def _arguments(
     return arguments
 
 
+def parameters_of(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a model's forward by name, without `self`; inspected once for each function."""
+    forward = model.forward
+    function = getattr(forward, "__func__", None)
+    return inspect.signature(forward).parameters if function is None else _of_method(function)
+
+
+@lru_cache(maxsize=64)
+def _of_method(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(MethodType(function, object())).parameters
+
+
 def kind_of(model: nn.Module) -> Kind:
     """Return how to call the module, by its forward's parameters. Raises ConfigError if no way fits."""
     if getattr(type(model).forward, "__name__", "") == "_forward_unimplemented":  # no forward of its own
         if isinstance(getattr(model, "layers", None), nn.ModuleList):
             return "layers"
         raise ConfigError(f"model {type(model).__name__} has neither a forward nor a ModuleList `self.layers`: define one")
-    names = list(inspect.signature(model.forward).parameters)
+    names = list(parameters_of(model))
     if "blocks" in names[1:2]:
         return "blocks"
     if any(name in names[1:2] for name in ("edge_index", "edge_index_dict", "adj_t", "adj", "edge_indices")):
@@ -166,7 +180,7 @@ def takes_edge_attr(model: nn.Module) -> bool:
     if isinstance(model, BasicGNN):
         return any(getattr(conv, "edge_dim", None) is not None for conv in model.convs)
     named = getattr(type(model).forward, "__name__", "") != "_forward_unimplemented"
-    return named and EDGE_ATTR in inspect.signature(model.forward).parameters
+    return named and EDGE_ATTR in parameters_of(model)
 
 
 def edge_features_for(model: nn.Module, dataset: Dataset) -> tuple[str, ...]:
@@ -178,7 +192,7 @@ def edge_features_for(model: nn.Module, dataset: Dataset) -> tuple[str, ...]:
     >>> edge_features_for(build_model("gine", 128, 256, 32, 2, edge_dim=8), ds)
     ('edge_attr',)
     """
-    parameter = inspect.signature(model.forward).parameters.get(EDGE_ATTR_DICT if dataset.is_hetero else EDGE_ATTR)
+    parameter = parameters_of(model).get(EDGE_ATTR_DICT if dataset.is_hetero else EDGE_ATTR)
     if parameter is None if dataset.is_hetero else not takes_edge_attr(model):
         return ()
     there = list(dict.fromkeys(name for each in dataset.manifest.edge_types for name in each.arrays))
@@ -255,7 +269,7 @@ def _forward(model: nn.Module, batch: Any, checkpoint: Given) -> Any:
     inputs = inputs_of(batch) if typed else batch.x
     if kind == "layers":
         return _seeds_of(run_model(model, inputs, batch.blocks, checkpoint), batch, typed)
-    parameters = inspect.signature(model.forward).parameters
+    parameters = parameters_of(model)
     if checkpoint and "checkpoint" not in parameters:
         raise ConfigError(
             f"activation checkpointing acts between layers, and {type(model).__name__} has its own forward: "

@@ -1,6 +1,5 @@
 """What is recomputed in the backward pass, planned for batch after batch by measured costs and the memory that there is."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ from torch_geometric.data import HeteroData
 
 from ooc.models.hetero import inputs_of
 from ooc.models.recomputation import Given, Recomputation
-from ooc.models.user_models import kind_of
+from ooc.models.user_models import kind_of, parameters_of
 from ooc.planning.measure_layers import MeasuredLayers, degrees_of, measured_layers, size_of
 from ooc.planning.recomputation_plan import LayerCosts, RecomputationPlan, Size, StepCost, plan_recomputation, predicted
 from ooc.runtime.memory import cuda_bytes
@@ -27,9 +26,7 @@ def _nothing() -> int:
 
 def runs_by_layers(model: Any) -> bool:
     """Whether a model's layers can be run one by one."""
-    return hasattr(model, "layers") and (
-        kind_of(model) == "layers" or "checkpoint" in inspect.signature(model.forward).parameters
-    )
+    return hasattr(model, "layers") and (kind_of(model) == "layers" or "checkpoint" in parameters_of(model))
 
 
 def check_layers(model: Any) -> None:

@@ -63,9 +63,16 @@ class Members:
         >>> Members.of(np.array([False, True])).contains(np.array([0, 1, 1]))
         array([False,  True,  True])
         """
-        bit = (node & 63).astype(np.uint64)
-        result: NDArray[np.bool_] = ((self._words[node >> 6] >> bit) & np.uint64(1)).astype(np.bool_)
+        result = np.empty(len(node), np.bool_)
+        _contains(self._words, node, result)
         return result
+
+
+@kernel
+def _contains(words: NDArray[np.uint64], node: NDArray[np.int64], out: NDArray[np.bool_]) -> None:
+    """Set out[i] to whether node[i] is a member."""
+    for i in range(len(node)):
+        out[i] = (words[node[i] >> 6] >> np.uint64(node[i] & 63)) & np.uint64(1)
 
 
 @kernel
