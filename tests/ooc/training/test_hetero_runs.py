@@ -427,8 +427,9 @@ def test_outputs_of_all_nodes_are_those_on_the_whole_graph(
         out = made(x, edges)
     expected = out["paper"] if isinstance(out, dict) else out
     given: dict[str, Any] = {"model_class": model} if ":" in model else {}
+    size = max(1.0, float(expected.abs().max()))  # rows are large at this rate, and rounding is of their largest terms
     with ooc.infer(config.out, store, **given) as found:
-        np.testing.assert_allclose(np.asarray(found), expected.numpy(), atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(np.asarray(found), expected.numpy(), atol=1e-5 * size, rtol=1e-5)
     written = ooc.infer(config.out, store, tmp_path / "p.parquet", **given)
     assert (written.rows, written.columns) == (NODES["paper"], CLASSES)
     assert "full neighborhoods of 2 hops" in written.moved
