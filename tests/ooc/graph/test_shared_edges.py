@@ -8,7 +8,7 @@ from ooc.graph import shared_edges
 from ooc.graph.blocks import sorted_by_source
 from ooc.graph.shared_edges import SharedEdges, edges_by_source
 from ooc.models.builders import build_model, full_blocks
-from ooc.models.convs import BlockGATConv, BlockGCNConv, BlockSAGEConv
+from ooc.models.convs import BlockGATConv, BlockGCNConv, BlockSAGEConv, mean_share
 from ooc.models.reversible import NAMES
 from tests.ooc.graphs import hub_graph
 
@@ -46,6 +46,15 @@ def test_edges_by_source_are_sorted_and_their_values_their_own(columns: int | No
         assert (ordered is None) == (value is None)
         if value is not None and ordered is not None:
             assert torch.equal(ordered, value[order])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_shares_of_a_mean_are_one_over_the_edges_of_a_destination(dtype: torch.dtype) -> None:
+    (block,) = full_blocks(hub_graph(), NODES, 1)
+    count = torch.bincount(block.edge_index[1], minlength=NODES)
+    assert count.min() == 0
+    share = mean_share(block, dtype)
+    assert torch.equal(share, count.to(dtype)[block.edge_index[1]].reciprocal())
 
 
 @pytest.mark.parametrize("name", NAMES)

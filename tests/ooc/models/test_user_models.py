@@ -1,5 +1,6 @@
 """Modules of the user's own."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch_geometric.nn import GraphSAGE
 
 from ooc.config.nodes import TrainConfig
 from ooc.models.builders import build_model
-from ooc.models.user_models import forward_batch, kind_of, load_model
+from ooc.models.user_models import forward_batch, kind_of, load_model, parameters_of
 from ooc.stores.errors import ConfigError
 from ooc.training.build import make_model
 from tests.ooc.graphs import Sample, hub_graph, sample
@@ -181,3 +182,25 @@ def test_what_is_wrong_is_said_in_one_line(module: str, name: str, words: str) -
 def test_a_bare_module_is_refused() -> None:
     with pytest.raises(ConfigError, match="neither"):
         kind_of(nn.Module())
+
+
+def test_the_parameters_of_a_forward_are_those_that_inspect_finds() -> None:
+    """Of a class, an instance's own forward, one that is put in place of the class's, and one without a named self."""
+
+    class Module(nn.Module):
+        def forward(self, x: Any, edge_index: Any, *, scale: float = 1.0) -> Any:
+            return x
+
+    class Loose(nn.Module):
+        def forward(*given: Any, **more: Any) -> Any:
+            return given
+
+    def own(x: Any, blocks: Any) -> Any:
+        return x
+
+    plain, changed, loose = Module(), Module(), Loose()
+    changed.forward = own  # type: ignore[method-assign,assignment]
+    for model in (plain, changed, loose, plain):
+        assert dict(parameters_of(model)) == dict(inspect.signature(model.forward).parameters)
+    Module.forward = lambda self, x, blocks, checkpoint=False: x  # type: ignore[assignment]
+    assert list(parameters_of(plain)) == ["x", "blocks", "checkpoint"]

@@ -9,6 +9,8 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 from ooc.config.nodes import TrainConfig
+from ooc.runtime.crew import FEW, few
+from ooc.runtime.restoring import settings_restored
 from ooc.stores.errors import ConfigError
 from ooc.training.build import make_optimizer, model_bytes
 from ooc.training.loop import train
@@ -84,6 +86,35 @@ def test_momentum_is_sgds_and_counts_for_the_memory() -> None:
     config, plain = settings(optimizer="sgd", momentum=0.9), settings(optimizer="sgd")
     assert make_optimizer(config, model).param_groups[0]["momentum"] == 0.9
     assert model_bytes(config, model) - model_bytes(plain, model) == 4 * 110
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_a_step_of_few_parameters_is_one_call_whose_bits_do_not_depend_on_threads(optimizer: str) -> None:
+    """It is torch's step; where parameters are many, it is torch's own choice."""
+    same: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}
+    config, theirs = settings(optimizer=optimizer, **same), {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]
+    torch.manual_seed(0)
+    start, gradients = torch.randn(701, 131), [torch.randn(701, 131) for _ in range(3)]
+
+    def trained(threads: int, make: Any) -> torch.Tensor:
+        model = torch.nn.Linear(131, 701, bias=False)
+        with torch.no_grad():
+            model.weight.copy_(start)
+        made = make(model)
+        with settings_restored():
+            torch.set_num_threads(threads)
+            for gradient in gradients:
+                model.weight.grad = gradient.clone()
+                with few(model.weight.numel()):  # as a run does
+                    made.step()
+        return model.weight.detach()
+
+    own = [trained(threads, lambda model: make_optimizer(config, model)) for threads in (1, 2)]
+    plain = trained(1, lambda model: theirs(model.parameters(), foreach=False, **same))
+    assert torch.equal(*own)
+    torch.testing.assert_close(own[0], plain, rtol=1e-5, atol=1e-6)
+    assert make_optimizer(config, torch.nn.Linear(131, 701)).defaults["fused"]
+    assert make_optimizer(config, torch.nn.Linear(1, FEW + 1)).defaults["fused"] is None
 
 
 @pytest.mark.parametrize(
