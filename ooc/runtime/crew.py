@@ -8,7 +8,7 @@ done with one. The threads stay, and sleep in between.
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -159,3 +159,13 @@ def few(numbers: int) -> AbstractContextManager[None]:
     ...     loss = torch.nn.functional.cross_entropy(logits, labels)
     """
     return single_threaded() if numbers <= FEW else nullcontext()
+
+
+def in_one_call(parameters: Collection[torch.Tensor]) -> bool | None:
+    """What Adam's `fused` should be: whether parameters on the CPU are so few that a step of them stays in one thread.
+
+    Otherwise torch makes ten calls for each parameter, which take longer than the step. None: as torch would have it. In
+    several threads the bits of a fused step would depend on their number.
+    """
+    on_cpu = all(each.device.type == "cpu" and each.is_floating_point() for each in parameters)
+    return True if on_cpu and sum(each.numel() for each in parameters) <= FEW else None

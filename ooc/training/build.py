@@ -17,7 +17,7 @@ from ooc.models.graph_models import build_graph_model
 from ooc.models.hetero import HeteroModelName, build_hetero_model, initialized, table_width
 from ooc.models.initialization import initialize
 from ooc.models.user_models import edge_dims_of, edge_features_for, find_class, kind_of, load_model, takes_types
-from ooc.runtime.crew import FEW
+from ooc.runtime.crew import in_one_call
 from ooc.runtime.determinism import use_deterministic_kernels
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.stores.dataset import Dataset
@@ -230,13 +230,3 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     own: dict[str, Any] = {"momentum": config.momentum} if config.optimizer == "sgd" else {"fused": in_one_call(parameters)}
     return kinds[config.optimizer](parameters, lr=config.lr, weight_decay=config.weight_decay, **own)
-
-
-def in_one_call(parameters: Sequence[nn.Parameter]) -> bool | None:
-    """What Adam's `fused` should be: whether parameters on the CPU are so few that a step of them stays in one thread.
-
-    Otherwise torch makes ten calls for each parameter, which take longer than the step. None: as torch would have it. In
-    several threads the bits of a fused step would depend on their number.
-    """
-    on_cpu = all(each.device.type == "cpu" and each.is_floating_point() for each in parameters)
-    return True if on_cpu and sum(each.numel() for each in parameters) <= FEW else None

@@ -57,12 +57,12 @@ def learner(ds: Any, layers: int, hidden: int, seed: int, dropout: float = 0.0) 
 
     from ooc.models.builders import build_model
     from ooc.models.user_models import forward_batch
-    from ooc.runtime.crew import FEW, few
+    from ooc.runtime.crew import few, in_one_call
 
     torch.manual_seed(seed)
     model = build_model("sage", ds.num_features, hidden, ds.num_classes, layers, dropout)
     parameters = sum(each.numel() for each in model.parameters())
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=parameters <= FEW or None)  # as `ooc train` does
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=in_one_call([*model.parameters()]))  # as `ooc train` does
 
     def step(batch: Any) -> float:
         logits = forward_batch(model, batch)
