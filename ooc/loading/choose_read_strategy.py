@@ -1,7 +1,7 @@
 """Which read strategy a loader has: decided here and nowhere else, by where its rows are and what they become."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -99,55 +99,105 @@ def neighbor_strategy(
     x = None if collator.gather is None else ds.stored("x")
     if x is None or len(x.shape) != 2 or collator.gather is None or not collator.gather.float32:
         pre_aggregation = None
-    scanning = pre_aggregation is not None and x is not None and on_disk(x) and scan_pays(x, budget.resident_rows)
-    _check_pack(pack, pre_aggregation, scanning)
-    warm = budget.topology_in_ram
     rows = [x, *(each.rows for each in collator.edge_features)]
     cold = edges_stay_on_disk(ds, rows, sampling.weight, budget)
-    edges_stay = cold and not sampling.needs_mapped_edges
+    scanning = pre_aggregation is not None and x is not None and on_disk(x) and scan_pays(x, budget.resident_rows)
+    kept = _Kept(scanning, cold, cold and not sampling.needs_mapped_edges)
+    _check_pack(pack, pre_aggregation, scanning)
     read = rows[1:] if pool is not None and pool.whole else rows
-    where = cold, any(map(on_disk, read)), pool, warm
+    where = cold, any(map(on_disk, read)), pool, budget.topology_in_ram
     place = sample_place(ds, order, collate, sampling, device, pre_aggregation, *where)
+    memory = _memory_of(ds, x, collator, budget, pre_aggregation, kept, sampling.repeats_neighbors, pack)
+    own = order, collator, sampling, budget
+    sample = _sample_stage(ds, own, memory, kept, place, pre_aggregation is not None, split_seeds, threads[0])
+    labels = None if ds.labels is None else Labels(ds.labels, floats=ds.task == "multilabel")
+    buffers = buffers_for(device, budget)
+    load = LoadStage(ds.graph, x, collator.gather, labels, pre_aggregation, sample.counts, buffers, collator.edge_features)
+    return choose_strategy(BatchStages(sample, load, collate), memory, threads[1], pack)
+
+
+class _Kept(NamedTuple):
+    """What of a graph of one node type stays on the disk. scanning: feature rows, which shared scans read; cold: edges, for
+    their size; edges_stay: edges, which are read as they are sampled and not through memory maps."""
+
+    scanning: bool
+    cold: bool
+    edges_stay: bool
+
+
+def _memory_of(
+    ds: Dataset,
+    x: Rows | None,
+    collator: Collator,
+    budget: MemoryPlan,
+    pre_aggregation: PreAggregation | None,
+    kept: _Kept,
+    shares_sums: bool,
+    pack: Pack | None,
+) -> BatchSize | ScanBytes | PackBytes:
+    """Of batches: of one, of a shared scan's, or of packed ones. shares_sums: see `ScanBytes`."""
     row_bytes = row_bytes_of(ds, collator, pre_aggregation)
-    per_node, per_expanded = (row_bytes, 0) if pre_aggregation is None else (0, row_bytes)
     channels = 0 if x is None or pre_aggregation is None else x.shape[1]
     batch = BatchBytes(
         budget.batch, collator, row_bytes, pre_aggregation, channels, budget.model_width, activations=budget.activations
     )
-    memory: Any = _scan_bytes(ds, x, batch, budget, sampling.repeats_neighbors, edges_stay) if scanning else batch
-    if scanning and pack is not None and x is not None:
-        memory = PackBytes(budget.scans(0), ScanBytes(budget.scans(0), batch), x.row_bytes, pack.nbytes)
-    most = budget.drawn if scanning else budget.batch  # what a batch takes of a scan in all is checked when it is drawn
-    limits: dict[str, Any] = {"max_bytes": most, "row_bytes": per_node, "expanded_bytes": per_expanded}
+    if not kept.scanning:
+        return batch
+    if pack is not None and x is not None:
+        return PackBytes(budget.scans(0), ScanBytes(budget.scans(0), batch), x.row_bytes, pack.nbytes)
+    return _scan_bytes(ds, x, batch, budget, shares_sums, kept.edges_stay)
+
+
+def _sample_stage(
+    ds: Dataset,
+    own: tuple[Order, Collator, Sampling, MemoryPlan],
+    memory: Any,
+    kept: _Kept,
+    place: SamplePlace,
+    sums: bool,
+    split_seeds: bool,
+    threads: int,
+) -> SampleStage:
+    """The stage that draws neighborhoods, on the CPU or a GPU. sums: whether the first layer's sums stand for feature rows."""
+    order, collator, sampling, budget = own
+    most = budget.drawn if kept.scanning else budget.batch  # what a batch takes of a scan in all is checked when it is drawn
+    row_bytes = memory.row_bytes if isinstance(memory, BatchBytes) else memory.batch.row_bytes
+    per_node, per_expanded = (0, row_bytes) if sums else (row_bytes, 0)
+    limits: dict[str, Any] = {"max_bytes": most, "row_bytes": per_node, "expanded_bytes": per_expanded, "cold": kept.cold}
+    limits |= {"held_out": order.nodes.held_out.get(ds.edge_types[0]), "labor": sampling.labor}
     how = sampling.fanout, sampling.replace, sampling.weight
-    held_out = order.nodes.held_out.get(ds.edge_types[0])
-    labor = sampling.labor
-    limits |= {"held_out": held_out, "labor": labor, "cold": cold, "layer_wise": sampling.layer_wise}
-    sampler = NeighborSampler(ds.graph, *how, **limits)
-    frontier = None
-    if edges_stay:
-        columns = {name: ds.edge_rows(name) for name in collator.columns}
-        weight = None if labor is None or sampling.weight is None else ds.edge_rows(sampling.weight)
-        frontier = OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.frontier, weight=weight)
-    locked = ds.graph.indices.nbytes if place.edges_on_host else 0
-    mapped = max(0, budget.topology - ds.graph.indptr.nbytes - locked)
-    reads_slots = frontier is None and (place.device is None or bool(collator.columns))
-    mapping = reads_slots, collator.columns, sampling.by_source is not None and frontier is None
-    mapped_weight = None if frontier is not None and labor is not None else sampling.weight
-    topology = Topology(ds.graph, mapped_weight, mapped, warm, *mapping)
+    sampler = NeighborSampler(ds.graph, *how, **limits, layer_wise=sampling.layer_wise)
+    frontier = _frontier(ds, sampler, collator, sampling, budget) if kept.edges_stay else None
+    topology = _topology(ds, collator, sampling, budget, frontier is not None, place)
     chosen: Any = sampler
     if place.device is not None:
         chosen = DeviceNeighborSampler(sampler, ds.graph, place.device, place.edges_on_host)
     counts, draw = ReadCounts(), lambda seeds, key: (chosen.sample(seeds.node, key, seeds.left_out), 0)
     if sampling.disjoint or sampling.whole:
-        draw = drawing(ds, sampling, most, {ds.node_types[0]: per_node}, ds.node_types[0], order.nodes.held_out, cold)
-    kept = sampling.kept_bytes(ds)
-    samplers = threads[0] if place.device is None else 1
-    sample = SampleStage(order, draw, topology, memory, counts, frontier, samplers, split_seeds, kept, place)
-    labels = None if ds.labels is None else Labels(ds.labels, floats=ds.task == "multilabel")
-    buffers = buffers_for(device, budget)
-    load = LoadStage(ds.graph, x, collator.gather, labels, pre_aggregation, counts, buffers, collator.edge_features)
-    return choose_strategy(BatchStages(sample, load, collate), memory, threads[1], pack)
+        draw = drawing(ds, sampling, most, {ds.node_types[0]: per_node}, ds.node_types[0], order.nodes.held_out, kept.cold)
+    at_once = threads if place.device is None else 1
+    return SampleStage(order, draw, topology, memory, counts, frontier, at_once, split_seeds, sampling.kept_bytes(ds), place)
+
+
+def _frontier(
+    ds: Dataset, sampler: NeighborSampler, collator: Collator, sampling: Sampling, budget: MemoryPlan
+) -> OnDiskFrontier:
+    """What draws many batches together from edges on disk, with the columns that batches have."""
+    columns = {name: ds.edge_rows(name) for name in collator.columns}
+    weight = None if sampling.labor is None or sampling.weight is None else ds.edge_rows(sampling.weight)
+    return OnDiskFrontier(sampler, ds.edge_rows("indices"), columns, budget.frontier, weight=weight)
+
+
+def _topology(
+    ds: Dataset, collator: Collator, sampling: Sampling, budget: MemoryPlan, edges_stay: bool, place: SamplePlace
+) -> Topology:
+    """The topology within its memory, of which what stays on the disk is read through memory maps."""
+    locked = ds.graph.indices.nbytes if place.edges_on_host else 0
+    mapped = max(0, budget.topology - ds.graph.indptr.nbytes - locked)
+    reads_slots = not edges_stay and (place.device is None or bool(collator.columns))
+    weight = None if edges_stay and sampling.labor is not None else sampling.weight
+    mapping = reads_slots, collator.columns, sampling.by_source is not None and not edges_stay
+    return Topology(ds.graph, weight, mapped, budget.topology_in_ram, *mapping)
 
 
 def _check_pack(pack: Pack | None, pre_aggregation: PreAggregation | None, scanning: bool) -> None:
