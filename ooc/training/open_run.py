@@ -12,6 +12,7 @@ import torch
 
 from ooc.config.base import CONFIG, RunConfig, parse, saved_config
 from ooc.config.modes import class_of, trained_otherwise
+from ooc.history.history import Growth
 from ooc.models.dropout import STREAM
 from ooc.runtime.memory import MemoryMeter
 from ooc.runtime.ranks import Ranks, joined_ranks
@@ -26,6 +27,7 @@ from ooc.training import checkpoint
 from ooc.training.build import takes_floats
 from ooc.training.compressed_gradients import check_compression
 from ooc.training.loggers import LOGGERS
+from ooc.training.mode import Mode
 from ooc.training.registry import MODES, mode_of
 from ooc.training.restarts import begins, begun_before
 from ooc.training.run import Run, environment
@@ -178,21 +180,12 @@ def compose(
     if threads is not None:
         torch.set_num_threads(threads)
     check_types(config, dataset)
-    mode, growth = mode_of(config)(config, dataset, replace(ranks, begun_by=began)), None
+    mode = mode_of(config)(config, dataset, replace(ranks, begun_by=began))
     with ExitStack() as refused:
         refused.enter_context(closing(mode))
         check_compression(config, ranks, mode.device)
         config, given = (each.model_copy(update=mode.chosen()) for each in (config, given))
-        if saved:
-            saved["store_fingerprint"] = dataset.fingerprint
-            if touched is not None:
-                if dataset.manifest.is_hetero and not mode.has_table:
-                    raise ConfigError(
-                        f"cannot resume {config.out}: only runs of modes table and lightgcn go on where a store of several "
-                        "types has grown: start another run"
-                    )
-                saved, growth = mode.adapt(saved, touched)
-            check_environment(config, saved, environment(mode))
+        saved, growth = _adapted(config, dataset, mode, saved, touched)
         optimizer = mode.make_optimizer()
         log = run_dir.claim(saved["metrics_bytes"] if saved and ranks.first else 0)
         run = Run(config, dataset, mode, optimizer, log, watchers, meter)
@@ -200,9 +193,7 @@ def compose(
             if began > 1:
                 checkpoint.write_json(config.out / checkpoint.RANKS, {"world_size": began})
             write_config(given)  # from here on it is a run, which --resume takes
-        ended = growth is not None and saved is not None and saved["state"]["epoch"] >= config.epochs
-        late = "no epoch is left to train on what is new: give a larger number of epochs" if ended else None
-        for text in (note, None if growth is None else growth.note, late):
+        for text in (note, *_notes_of_growth(config, growth, saved)):
             if text:
                 watchers.note(text)
         mode.open(run, saved, growth)
@@ -212,17 +203,51 @@ def compose(
         watchers.begin(config, run.state.total_steps)
         if saved:  # settings that were refused are not those of the next --resume
             write_config(given)
-        elif resumed:
-            watchers.note(f"{config.out} holds no checkpoint: the run starts from the beginning")
-        if saved and draws_otherwise(config, saved):
-            watchers.note(
-                f"the run in {config.out} began with another version of ooc, whose dropout drew other random numbers: from "
-                "here on its losses are not those it would have had"
-            )
-        for note in [*notes_of_ranks(ranks), *mode.notes(), *notes_of_rate(config)]:
-            watchers.note(note)
+        begun = _notes_of_beginning(config, saved, resumed)
+        for text in [*begun, *notes_of_ranks(ranks), *mode.notes(), *notes_of_rate(config)]:
+            watchers.note(text)
         refused.pop_all()
     return run
+
+
+def _adapted(
+    config: RunConfig, dataset: Dataset, mode: Mode, saved: dict[str, Any] | None, touched: Ids | None
+) -> tuple[dict[str, Any] | None, Growth | None]:
+    """The checkpoint as it applies to the store as it is now, and what has grown. Raises ConfigError where it does not."""
+    if not saved:
+        return saved, None
+    growth = None
+    saved["store_fingerprint"] = dataset.fingerprint
+    if touched is not None:
+        if dataset.manifest.is_hetero and not mode.has_table:
+            raise ConfigError(
+                f"cannot resume {config.out}: only runs of modes table and lightgcn go on where a store of several "
+                "types has grown: start another run"
+            )
+        saved, growth = mode.adapt(saved, touched)
+    check_environment(config, saved, environment(mode))
+    return saved, growth
+
+
+def _notes_of_growth(config: RunConfig, growth: Growth | None, saved: dict[str, Any] | None) -> list[str]:
+    """What is said of a store that has grown since the checkpoint."""
+    if growth is None:
+        return []
+    ended = saved is not None and saved["state"]["epoch"] >= config.epochs
+    late = ["no epoch is left to train on what is new: give a larger number of epochs"] if ended else []
+    return [growth.note, *late]
+
+
+def _notes_of_beginning(config: RunConfig, saved: dict[str, Any] | None, resumed: bool) -> list[str]:
+    """What is said of where the run begins, if it is not where one would expect. resumed: whether a checkpoint is expected."""
+    if not saved:
+        return [f"{config.out} holds no checkpoint: the run starts from the beginning"] if resumed else []
+    if not draws_otherwise(config, saved):
+        return []
+    return [
+        f"the run in {config.out} began with another version of ooc, whose dropout drew other random numbers: from "
+        "here on its losses are not those it would have had"
+    ]
 
 
 def check_types(config: RunConfig, dataset: Dataset) -> None:
