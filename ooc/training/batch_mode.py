@@ -1,34 +1,28 @@
 """Training on batches of nodes, which the modes "sampled", "cluster", "saint" and "history" make each in their way."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ooc.config.fan_outs import ALL_OTHERS
 from ooc.config.nodes import TrainConfig
 from ooc.history.embedding_tables import FOLDER as TABLES
 from ooc.history.embedding_tables import EmbeddingTables, bytes_in_ram, bytes_per_node
 from ooc.history.history import Growth
-from ooc.layerwise.full_neighbor_pass import full_hops
-from ooc.layerwise.scores import ExactScores
 from ooc.layerwise.shape import has_layers, own_way
 from ooc.loading.arguments import weight_column_of
 from ooc.loading.base import BatchLoader
 from ooc.loading.choose_pool import device_plan
-from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.ranks import WHOLE
 from ooc.loading.sampling import graphs_of
 from ooc.metrics.losses import LabelLoss
 from ooc.models.compile import compile_model, many_variants
 from ooc.models.compression import compressed_activations
-from ooc.models.layers import autocast, evaluating
+from ooc.models.layers import autocast
 from ooc.models.pre_aggregation import pre_aggregation_of
 from ooc.models.quantization import kept_share
 from ooc.models.recomputation import Given
@@ -38,21 +32,19 @@ from ooc.planning.first_step import check_first_step
 from ooc.planning.recomputation import RecomputationPlanner, planner_for, runs_by_layers
 from ooc.runtime.clock import write_trace
 from ooc.runtime.crew import few
-from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.memory import Blocks, keep_large_blocks
 from ooc.runtime.memory_plan import compressed_share, plan_memory
 from ooc.runtime.pipeline import Stage
 from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.errors import ConfigError
 from ooc.stores.sizes import format_bytes
 from ooc.training import checkpoint, summary
-from ooc.training.batch_planning import BatchPlanning
+from ooc.training.batch_scores import BatchScoring
 from ooc.training.build import device_model_bytes, model_bytes, table_shapes
 from ooc.training.data_parallel import shared_batches
-from ooc.training.full_neighborhoods import CLOSE, full_neighborhoods, pass_fits, share_of_batch
 from ooc.training.mode import RunContext, RunState, Scores
-from ooc.training.node_mode import EXACT_FOLDER, make_loss
+from ooc.training.node_mode import make_loss
 
 _BY_EDGE = ("gat", "hgt")
 """models whose activations are mostly scores by edge, which are not compressed"""
@@ -62,21 +54,15 @@ TRAIN_SECONDS = 1.0
 """What each part of the profile before training may take"""
 
 
-class BatchMode(BatchPlanning):
+class BatchMode(BatchScoring):
     """Training on batches of nodes; see `Mode`."""
 
     config: TrainConfig
     loader: BatchLoader
-    whole_subgraphs: ClassVar[bool] = False
-    """whether every layer computes every node of a batch"""
     checks_step: ClassVar[bool] = True
     """whether the first step is refused where its layers, one behind the other on the batch's blocks, do not fit the memory"""
     pools: ClassVar[bool] = False
     """whether feature rows may stay on a GPU"""
-    neighborhoods_too_large = False
-    """whether full neighborhoods do not fit the memory, so that scores come from layer-wise passes"""
-    out: Path
-    """the run's directory, of several ranks rank 0's; from `open` on, of several ranks from `prepare` on"""
 
     def __init__(self, config: TrainConfig, dataset: Dataset, ranks: Ranks = ALONE) -> None:
         super().__init__(config, dataset, ranks)
@@ -127,62 +113,10 @@ class BatchMode(BatchPlanning):
         """In memory, for every node of the graph, that the mode keeps."""
         return 0
 
-    @property
-    def scores_by_layers(self) -> bool:
-        """Whether scores come from layer-wise passes; exact ones of other models, and of graphs of several types, come from
-        full neighborhoods."""
-        return self.by_layers and (self.config.evaluate == "layerwise" or self.neighborhoods_too_large)
-
-    @property
-    def _scores_full_neighborhoods(self) -> bool:
-        """Whether batches that are scored have all in-edges over all hops, though those of training may not."""
-        whole = self.whole_subgraphs or self.config.evaluate == "layerwise"
-        return whole and not self.dataset.is_hetero and all(full_neighborhoods(each) for each in self.evaluators.values())
-
-    @property
-    def scores_could_be_by_layers(self) -> bool:
-        """See `BatchPlanning`."""
-        return bool(self.evaluators) and self._scores_full_neighborhoods and self._has_room_for_passes()
-
-    def _check_scored(self) -> None:
-        """Choose layer-wise passes for scores, where that is open and full neighborhoods do not or hardly fit the memory.
-
-        Raises BudgetError where it is not open, and that of a single node does not fit.
-        """
-        indptr = np.asarray(self.dataset.graph.indptr)
-        found = [share_of_batch(each, indptr) for each in self.evaluators.values()]
-        error = next((error for _, error in found if error is not None), None)
-        tight = max((share for share, _ in found), default=0.0) > CLOSE
-        if tight and self.config.evaluate == "auto" and self.ranks.alone and self._has_room_for_passes():
-            self.neighborhoods_too_large, self.evaluators = True, {}
-        elif error is not None:
-            raise self._unscored(error)
-
-    def _has_room_for_passes(self) -> bool:
-        """Whether scores may come from layer-wise passes, and these fit the memory."""
-        folder, settings = self.config.out / EXACT_FOLDER, {"beside": self.pending_bytes, "budget": self.budget}
-        return self.by_layers and self.config.task == "node" and pass_fits(self.model, self.dataset, folder, **settings)
-
-    def _unscored(self, error: BudgetError) -> BudgetError:
-        """What to do where a batch that is scored does not fit the memory."""
-        ways = "`evaluate=layerwise` or `eval_fanout`" if self._has_room_for_passes() else "`eval_fanout`"
-        return BudgetError(f"evaluation on full neighborhoods does not fit the memory: {error}, or give {ways}")
-
-    def chosen(self) -> dict[str, Any]:
-        """See `Mode`."""
-        if self.config.evaluate != "auto":
-            return super().chosen()
-        return {**super().chosen(), "evaluate": "layerwise" if self.scores_by_layers else "sampled"}
-
     @cached_property
     def edge_features(self) -> tuple[str, ...]:
         """Those that batches have: what the model takes."""
         return edge_features_for(self.model, self.dataset)
-
-    @cached_property
-    def hops(self) -> int:
-        """Hops of the full neighborhoods that outputs depend on, where they do not come from layer-wise passes."""
-        return full_hops(self.model, self.dataset, self.config.layers)
 
     def notes(self) -> list[str]:
         """See `Mode`; how ranks of a host share its disk, and what cannot be done with a model that has its own forward."""
@@ -253,36 +187,6 @@ class BatchMode(BatchPlanning):
     def _make_loss(self) -> LabelLoss:
         return make_loss(self.config, self.nodes, self.task, self.device)
 
-    def _make_evaluators(self) -> dict[str, NeighborLoader]:
-        """A loader for each split to score that the store has."""
-        config = self.config
-        fanout = [-1] * self.hops if config.evaluate == "layerwise" else self._neighbors(config.eval_fanout)
-        return {
-            split: NeighborLoader(
-                self.dataset,
-                fanout,
-                input_nodes=self._input(split),
-                batch_size=config.eval_batch_size or config.batch_size,
-                seed=key(config.seed, Purpose.EVALUATE) >> 1,
-                split_seeds=True,
-                **self._sampling(),
-            )
-            for split in dict.fromkeys([config.val_split, *config.eval_splits])
-            if split in self.nodes.splits and len(self.nodes.members(split))
-        }
-
-    def _neighbors(self, fanout: list[int] | dict[str, list[int]]) -> Any:
-        """See `fan_outs_of`."""
-        return fan_outs_of(fanout, self.dataset)
-
-    def _input(self, split: str) -> str | tuple[str, str]:
-        """A split as input nodes of a loader."""
-        return (self.nodes.name, split) if self.dataset.is_hetero else split
-
-    def _seeds(self, batch: Any) -> Any:
-        """What of a batch has the labels and the number of its seeds."""
-        return batch[self.nodes.name] if self.dataset.is_hetero else batch
-
     def _share(self) -> dict[str, Any]:
         """Options of the loaders: this rank's share of each step's seeds, and batches without what no model reads."""
         return {**WHOLE, "rank": self.ranks.rank, "world_size": self.ranks.world_size}
@@ -332,11 +236,6 @@ class BatchMode(BatchPlanning):
     def seeds_per_step(self) -> int:
         return -(-self.dataset.num_nodes // self.steps_per_epoch)
 
-    @property
-    def pending_bytes(self) -> int:
-        """That the mode keeps in memory while the model is scored."""
-        return 0
-
     def open(self, run: RunContext, saved: dict[str, Any] | None, growth: Growth | None) -> None:
         self.run = run
         if self.config.compile:
@@ -347,15 +246,6 @@ class BatchMode(BatchPlanning):
             self._open_exact(self.config.out)
         if self.table_shapes and saved:
             self._open_tables(saved["tables"], growth is not None)
-
-    def _open_exact(self, out: Path) -> None:
-        """Have exact scores, where they come from layer-wise passes. out: the run's directory, rank 0's of several ranks."""
-        self.out = out
-        if self.scores_by_layers:
-            settings: dict[str, Any] = {"task": self.task, "ranks": self.ranks}
-            beside, folder = self.pending_bytes, out / EXACT_FOLDER
-            exact = ExactScores(self.model, self.dataset, folder, self.engine, beside, self.budget, **settings)
-            self.exact = self.opened.enter_context(closing(exact))
 
     def _open_tables(self, state: dict[str, Any] | None, grown: bool) -> None:
         """Open the embedding tables, whose rows loaders read ahead."""
@@ -431,16 +321,6 @@ class BatchMode(BatchPlanning):
         weighed = getattr(self._seeds(batch), "node_norm", None) is not None
         return super().weight(batch) if weighed else self.loss_of.weighed(self.labels_in(batch))
 
-    def outputs(self, model: torch.nn.Module, batch: Any) -> Tensor:
-        """What a model predicts for the labelled of a batch, where it is scored."""
-        return forward_batch(model, batch)
-
-    def labels_in(self, batch: Any) -> Tensor:
-        """The labels of a batch, one for each of its outputs."""
-        seeds = self._seeds(batch)
-        labels: Tensor = seeds.y[: seeds.batch_size]
-        return labels
-
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """See `Mode`; with that of the embedding tables."""
         self.tables.gather()
@@ -449,32 +329,6 @@ class BatchMode(BatchPlanning):
 
     def trained(self) -> Iterable[Tensor]:
         return [*super().trained(), *self.tables.gathered]
-
-    def score(self, split: str, epoch: int) -> Scores | None:
-        if self.exact is not None:
-            return super().score(split, epoch)
-        loader = self.evaluators.get(split)
-        if loader is None:
-            return None
-        scores = self.task.scores(loader.num_seeds, self.device)
-        loader.set_epoch(epoch)
-        loader.stop_before(loader.own_steps)
-        with evaluating(self.model), self._advising():
-            for batch in loader:
-                batch = batch.to(self.device, non_blocking=True)
-                with autocast(self.device, self.config.precision):
-                    self.tables.pull(batch)
-                    logits = self.outputs(self.model, batch)
-                scores.update(logits, self.labels_in(batch))
-        scores.merge(self.ranks)
-        return scores.compute()
-
-    @contextmanager
-    def _advising(self) -> Iterator[None]:
-        try:
-            yield
-        except BudgetError as error:
-            raise (self._unscored(error) if self._scores_full_neighborhoods else error) from None
 
     def state(self, cursor: RunState) -> dict[str, Any]:
         return {"scaler": self.scaler.state_dict(), "halo": None, "refresh": None, "tables": self.tables.state()}
@@ -516,17 +370,3 @@ class BatchMode(BatchPlanning):
             "plan": summary.account(result, self.steps_per_epoch, self.row_bytes, planned, self.even_rows),
             **super().finish(result),
         }
-
-
-def fan_outs_of(fanout: list[int] | dict[str, list[int]], dataset: Dataset) -> Any:
-    """Fan-outs of a configuration as loaders take them. Raises ConfigError for those by edge type on a store that has one."""
-    if isinstance(fanout, list):
-        return fanout
-    own = {name: counts for name, counts in fanout.items() if name != ALL_OTHERS}
-    if not dataset.is_hetero:
-        raise ConfigError(
-            f"fan-outs by edge type ({next(iter(own), ALL_OTHERS)}) are of heterogeneous stores, and {dataset.path} has one "
-            "edge type: give `fanout` one number per layer"
-        )
-    others = fanout.get(ALL_OTHERS)
-    return own if others is None else {":".join(key): others for key in dataset.edge_types} | own

@@ -1,4 +1,4 @@
-"""Model, optimizer and device of a configuration."""
+"""Model, optimizer, device and fan-outs of a configuration."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import to_hetero
 
 from ooc.config.base import DeviceName, RunConfig, changed
+from ooc.config.fan_outs import ALL_OTHERS
 from ooc.config.models import ModelConfig
 from ooc.config.nodes import NodeConfig
 from ooc.models.builders import build_model
@@ -230,3 +231,17 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     own: dict[str, Any] = {"momentum": config.momentum} if config.optimizer == "sgd" else {"fused": in_one_call(parameters)}
     return kinds[config.optimizer](parameters, lr=config.lr, weight_decay=config.weight_decay, **own)
+
+
+def fan_outs_of(fanout: list[int] | dict[str, list[int]], dataset: Dataset) -> Any:
+    """Fan-outs of a configuration as loaders take them. Raises ConfigError for those by edge type on a store that has one."""
+    if isinstance(fanout, list):
+        return fanout
+    own = {name: counts for name, counts in fanout.items() if name != ALL_OTHERS}
+    if not dataset.is_hetero:
+        raise ConfigError(
+            f"fan-outs by edge type ({next(iter(own), ALL_OTHERS)}) are of heterogeneous stores, and {dataset.path} has one "
+            "edge type: give `fanout` one number per layer"
+        )
+    others = fanout.get(ALL_OTHERS)
+    return own if others is None else {":".join(key): others for key in dataset.edge_types} | own

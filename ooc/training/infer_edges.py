@@ -25,7 +25,7 @@ from ooc.stores.arrays.rows import AnyArray, Ids, Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.edge_set import EdgeSet
 from ooc.stores.errors import ConfigError
-from ooc.training.batch_mode import fan_outs_of
+from ooc.training.build import fan_outs_of
 from ooc.training.edge_mode import EdgeModel
 from ooc.training.predictions import external_ids, predictions, write_tables
 

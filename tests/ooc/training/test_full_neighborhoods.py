@@ -32,7 +32,7 @@ def test_a_run_chooses_passes_where_neighborhoods_hardly_fit(
 ) -> None:
     sampled = train(configure(store, tmp_path / "sampled", **PARTS))
     assert sampled["config"]["evaluate"] == "sampled"
-    monkeypatch.setattr("ooc.training.batch_mode.CLOSE", 0.0)
+    monkeypatch.setattr("ooc.training.batch_scores.CLOSE", 0.0)
     layerwise = train(configure(store, tmp_path / "layerwise", **PARTS))
     assert layerwise["config"]["evaluate"] == "layerwise"
     for split, scores in sampled["metrics"].items():
@@ -91,7 +91,7 @@ def test_layerwise_is_named_where_its_pass_fits(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("ooc.training.full_neighborhoods.FULL", 1e-6)
-    monkeypatch.setattr("ooc.training.batch_mode.CLOSE", 1e-6)
+    monkeypatch.setattr("ooc.training.batch_scores.CLOSE", 1e-6)
     words = ["train", str(store), "--out", str(tmp_path / "run"), "--mode", "cluster", "--parts", "9", "--layers", "3"]
     assert main([*words, "--hidden", "8", "--epochs", "1", "--evaluate", "sampled"]) == 2
     assert "more memory, or give --evaluate layerwise or --eval-fanout" in capsys.readouterr().err
