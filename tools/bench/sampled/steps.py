@@ -93,9 +93,10 @@ def loader_of(
     LABOR sampling with layer dependency, 0 for neighbor sampling; pack: disk to pack batches in."""
     import ooc
     from ooc.graph.aggregation import PreAggregation
+    from ooc.loading.ranks import WHOLE
 
     pre_aggregation = PreAggregation("mean", sums) if sums else None
-    options: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "edge_ids": False, "seed": 0}
+    options: dict[str, Any] = {**WHOLE, "batch_size": batch_size, "shuffle": shuffle, "seed": 0}  # as `ooc train` does
     options |= {"budget": budget, "pre_aggregation": pre_aggregation, "pack": pack}
     if labor:
         options["sampler"] = ooc.Labor(layer_dependency=True, batch_dependency=labor)
