@@ -164,8 +164,8 @@ def few(numbers: int) -> AbstractContextManager[None]:
 def in_one_call(parameters: Collection[torch.Tensor]) -> bool | None:
     """What Adam's `fused` should be: whether parameters on the CPU are so few that a step of them stays in one thread.
 
-    Otherwise torch makes ten calls for each parameter, which take longer than the step. None: as torch would have it. In
-    several threads the bits of a fused step would depend on their number.
+    Otherwise torch makes ten calls for each parameter, which take longer than the step. None: as torch would have it, also for
+    parameters that are not contiguous, whose strides torch's fused step ignores.
     """
-    on_cpu = all(each.device.type == "cpu" and each.is_floating_point() for each in parameters)
-    return True if on_cpu and sum(each.numel() for each in parameters) <= FEW else None
+    plain = all(each.device.type == "cpu" and each.is_floating_point() and each.is_contiguous() for each in parameters)
+    return True if plain and sum(each.numel() for each in parameters) <= FEW else None

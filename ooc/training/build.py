@@ -229,7 +229,9 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer
     if not parameters:
         raise ConfigError(f"model {config.model} has no parameter to train")
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-    own: dict[str, Any] = {"momentum": config.momentum} if config.optimizer == "sgd" else {"fused": in_one_call(parameters)}
+    scaled = getattr(config, "precision", "fp32") == "fp16"  # a run begun unfused goes on so, which its scaler has to know
+    fused = None if scaled else in_one_call(parameters)
+    own: dict[str, Any] = {"momentum": config.momentum} if config.optimizer == "sgd" else {"fused": fused}
     return kinds[config.optimizer](parameters, lr=config.lr, weight_decay=config.weight_decay, **own)
 
 

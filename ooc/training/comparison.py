@@ -185,8 +185,11 @@ def _score(run: dict[str, Any], metric: str) -> float | None:
 def _finished(config: RunConfig, data: str) -> dict[str, Any] | None:
     """The summary of a run that has these settings and data and is done, None otherwise."""
     summary = read_json(config.out / SUMMARY, "remove the directory")
-    found = (data, config.model_dump(mode="json"))
-    return summary if summary is not None and (summary["store_fingerprint"], summary["config"]) == found else None
+    if summary is None:
+        return None
+    kept, asked = summary["config"], config.model_dump(mode="json")
+    asked |= {name: kept.get(name) for name in config.automatic if asked[name] in (None, "auto")}  # what the run chose
+    return summary if (summary["store_fingerprint"], kept) == (data, asked) else None
 
 
 def _trained(config: RunConfig, name: str, progress: Progress) -> dict[str, Any]:

@@ -211,9 +211,16 @@ class TableMode(Mode):
         found = [*super().notes(), self.memory.described, links]
         if self.config.has_relations and any(part.unused_labels for part in self.links.parts):
             found.append("the edges' labels are no relations: they are not one of some classes, as words and whole numbers are")
-        if self.config.eval_candidates is not None:
+        if self._estimates:
             found.append(f"scores are estimates: ranks among {self.config.eval_candidates:,} random candidates, not among all")
         return found
+
+    @property
+    def _estimates(self) -> bool:
+        """Whether scores rank among a sample of the candidates, and not among all."""
+        config, links = self.config, self.links
+        sides = [links.tails, links.heads] if config.both_ways else [links.tails]
+        return config.eval_candidates is not None and config.eval_candidates < max(map(len, sides))
 
     def prepare(self) -> None:
         """Sort the training edges, unless that is done."""
@@ -383,7 +390,7 @@ class TableMode(Mode):
         shape, p, c = self.shape, self.shape.buckets, self.resident
         swaps = {"swaps": beta_swaps(p, c), "least_swaps": least_swaps(p, c), "bucket_bytes": shape.bucket_bytes}
         found: dict[str, Any] = {"rows": shape.rows, "buckets": p, "resident": c, "in_memory": self.memory.room, **swaps}
-        if self.config.eval_candidates is None:
+        if not self._estimates:
             return {"table": found}
         said = f"estimates: ranked among {self.config.eval_candidates:,} random candidates, not all"
         return {"table": found, "negatives": said}

@@ -8,7 +8,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -93,7 +93,8 @@ def replacing(path: Path | str) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException as error:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # of a folder that is none, which is what failed before
+                temporary.unlink()
             if isinstance(error, OSError) and error.filename == str(temporary):
                 error.filename = str(path)  # the name that the caller knows
             raise

@@ -52,6 +52,16 @@ def test_each_technique_trains_once_and_equals_its_own_run(make_store: MakeStore
 
 
 @pytest.mark.slow
+def test_runs_that_chose_settings_are_kept_too(make_store: MakeStore, tmp_path: Path) -> None:
+    settings = {**SMALL, "store": make_store(), "out": tmp_path / "all", "epochs": 1, "techniques": "cluster"}
+    trials, summary = ooc.compare(**settings), tmp_path / "all" / "cluster" / "summary.json"
+    assert json.loads(summary.read_text())["config"]["evaluate"] != "auto"
+    before = summary.stat().st_mtime_ns
+    assert ooc.compare(**settings) == trials
+    assert summary.stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
 def test_runs_on_other_data_are_trained_again(make_store: MakeStore, tmp_path: Path) -> None:
     store, summary = make_store(), tmp_path / "all" / "plain" / "summary.json"
     settings = {**SMALL, "store": store, "out": tmp_path / "all", "epochs": 1, "techniques": "plain"}

@@ -12,6 +12,7 @@ from ooc.config.nodes import TrainConfig
 from ooc.runtime.crew import FEW, few
 from ooc.runtime.restoring import settings_restored
 from ooc.stores.errors import ConfigError
+from ooc.training import build
 from ooc.training.build import make_optimizer, model_bytes
 from ooc.training.loop import train
 from ooc.training.open_run import notes_of_rate
@@ -115,6 +116,36 @@ def test_a_step_of_few_parameters_is_one_call_whose_bits_do_not_depend_on_thread
     torch.testing.assert_close(own[0], plain, rtol=1e-5, atol=1e-6)
     assert make_optimizer(config, torch.nn.Linear(131, 701)).defaults["fused"]
     assert make_optimizer(config, torch.nn.Linear(1, FEW + 1)).defaults["fused"] is None
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_a_step_of_parameters_with_strides_is_torchs(optimizer: str) -> None:
+    """Slices and transposed matrices are not one range of numbers, which torch's fused step takes them for."""
+    theirs = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]
+    torch.manual_seed(0)
+    table = torch.randn(6, 8)
+
+    def trained(make: Any) -> torch.Tensor:
+        whole, model = table.clone(), torch.nn.Module()
+        model.sliced, model.turned = torch.nn.Parameter(whole[:, :3]), torch.nn.Parameter(whole[:, 4:].t())
+        model.sliced.grad, model.turned.grad = torch.ones(6, 3), torch.arange(24.0).view(4, 6)
+        make(model).step()
+        return whole
+
+    own = trained(lambda model: make_optimizer(settings(optimizer=optimizer), model))
+    assert torch.equal(own, trained(lambda model: theirs(model.parameters(), lr=0.5, weight_decay=0.0)))
+    assert torch.equal(own[:, 3], table[:, 3])
+
+
+def test_an_fp16_run_of_a_version_without_fused_steps_goes_on(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store()
+    with monkeypatch.context() as earlier:
+        earlier.setattr(build, "in_one_call", lambda parameters: None)
+        train(configure(store, tmp_path / "run", precision="fp16", epochs=1))
+    found = train(configure(store, tmp_path / "run", precision="fp16", epochs=2), resume=True)
+    assert found["epochs"] == 2
 
 
 @pytest.mark.parametrize(

@@ -453,3 +453,4 @@ def test_scores_among_a_sample_are_said_to_be_estimates(
     assert found["metrics"]["test"]["mrr"] > exact["metrics"]["test"]["mrr"]
     whole = train(table_config(store, tmp_path / "whole", epochs=1, eval_candidates=N))
     assert whole["metrics"] == exact["metrics"]
+    assert "negatives" not in whole

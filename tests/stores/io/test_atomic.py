@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -112,6 +113,12 @@ def test_publish_refuses_a_name_taken_meanwhile(tmp_path: Path, monkeypatch: pyt
         publish(partial, final)
     assert final.exists()
     assert partial.exists()
+
+
+def test_a_file_in_place_of_a_folder_is_told_by_the_name_that_was_given(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match=re.escape(f"cannot write {tmp_path / 'file' / 'x.json'}: Not a directory")):
+        write_file(tmp_path / "file" / "x.json", b"1")
 
 
 def test_disk_errors_become_one_line_that_says_what_to_do() -> None:
