@@ -48,7 +48,13 @@ class Flag(NamedTuple):
 
 def _same(values: Mapping[str, str]) -> dict[str, str]:
     """Value -> the modes that have it."""
-    return {value: ", ".join(mode for mode, its in values.items() if its == value) for value in values.values()}
+    return {value: _listed(mode for mode, its in values.items() if its == value) for value in values.values()}
+
+
+def _listed(modes: Iterable[str]) -> str:
+    """Modes by their names in `classes`, as people give them."""
+    parted = (name.rpartition(" ") for name in modes)
+    return ", ".join(f"{mode} with task {task}" if task else mode for task, _, mode in parted)
 
 
 def flags_of(model: type[BaseModel], without: Iterable[str] = (), repeatable: Iterable[str] = ()) -> list[Flag]:
@@ -88,7 +94,7 @@ def _of_modes(flags: Mapping[str, Flag], default_mode: str) -> Flag:
     """One flag for those of several modes."""
     first = next(iter(flags.values()))
     words = [word for flag in flags.values() if flag.metavar is not None for word in flag.metavar.split("|")]
-    only = "" if default_mode in flags else f" ({', '.join(flags)})"
+    only = "" if default_mode in flags else f" ({_listed(flags)})"
     text = first.help if not only or only in first.help else f"{first.help.removesuffix('.')}{only}."
     return first._replace(help=text, metavar="|".join(dict.fromkeys(words)) or None, modes=flags)
 
@@ -214,7 +220,11 @@ INGEST = [
         "How features are stored; auto: integers as they are, all else as float32; int8 has a scale per column (edges: "
         "bfloat16). [auto]",
     ),
-    Flag("normalize", "none|row|standard", "Normalize features by statistics of the training rows. [none]"),
+    Flag(
+        "normalize",
+        "none|row|standard",
+        "Normalize features: row (each row by its sum, as in PyG) or standard (each column by the training rows). [none]",
+    ),
     Flag("reduce", "METHOD:INT", "Store fewer columns of x: pca:64, svd:64 or random:64; the map is kept for appended rows."),
     Flag(
         "select",

@@ -93,7 +93,7 @@ def init(
     store: StoreArgument,
     mode: Annotated[
         str | None,
-        typer.Option("--mode", metavar="MODE", help="The mode of `ooc train`; by default sampled, or events without labels."),
+        typer.Option("--mode", metavar="MODE", help="The mode of `ooc train`; by default one for the store's labels or times."),
     ] = None,
     task: Annotated[
         str | None, typer.Option("--task", metavar="TASK", help="What is predicted: node, edge, graph or link.")
@@ -156,7 +156,7 @@ def plan(
 ) -> None:
     """Predict memory, time and bottleneck of `ooc train` with the same options.
 
-    Without --mode, all modes are tried briefly and compared, and the recommended one is planned.
+    Without --mode, modes sampled, cluster, saint and history are tried briefly, and the recommended one is planned.
     """
     from ooc.training.registry import mode_of
 
