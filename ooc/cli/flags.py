@@ -52,9 +52,9 @@ def _same(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _listed(modes: Iterable[str]) -> str:
-    """Modes by their names in `classes`, as people give them."""
+    """Modes by their names in `classes`, a task behind its mode."""
     parted = (name.rpartition(" ") for name in modes)
-    return ", ".join(f"{mode} with task {task}" if task else mode for task, _, mode in parted)
+    return ", ".join(f"{mode} for {task}" if task else mode for task, _, mode in parted)
 
 
 def flags_of(model: type[BaseModel], without: Iterable[str] = (), repeatable: Iterable[str] = ()) -> list[Flag]:

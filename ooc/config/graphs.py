@@ -16,7 +16,7 @@ class GraphConfig(ModelConfig, SharedGradients):
     'batches of 128 graphs'
     """
 
-    task: Literal["graph"] = Field(default="graph", description="graph (labels of whole graphs, in a store of many).")
+    task: Literal["graph"] = Field(default="graph", description="graph (labels of whole graphs).")
     gives_hidden = True
     mode: Literal["graphs"] = Field(default="graphs", description="batches of whole graphs.")
     pooling: Literal["mean", "sum", "max", "attention"] = Field(

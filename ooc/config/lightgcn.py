@@ -21,7 +21,7 @@ class LightGCNConfig(DividedEdges, RunConfig):
     refused = ("dropout", "optimizer", "weight_decay", "grad_clip", "model_args", "features", "in_memory", "tf32", "device")
     mode: Literal["lightgcn"] = Field(default="lightgcn", description="LightGCN by all links, or by --fanout.")
     task: Annotated[Literal["link"], BeforeValidator(task_name)] = Field(
-        default="link", description="link (edges against pairs that are none)."
+        default="link", description="link (whether there is an edge)."
     )
     model: Literal["lightgcn"] = Field(default="lightgcn", description="lightgcn.")
     hidden: Width = Field(default=64, description="Columns of a row.")

@@ -20,7 +20,7 @@ class LinkConfig(DividedEdges, TrainConfig):
     refused = ("label_smoothing", "class_weights", "huber_delta", "node_type", "pack")
     gives_hidden = True
     mode: Literal["sampled"] = Field(default="sampled", description="sampled neighborhoods of both ends of each link.")
-    task: Literal["link"] = Field(default="link", description="link (edges against pairs that are none).")  # type: ignore[assignment]
+    task: Literal["link"] = Field(default="link", description="link (whether there is an edge).")  # type: ignore[assignment]
     edge_type: str | None = Field(
         default=None, description="Edge type of the links (heterogeneous), as user:likes:item; by default the one there is."
     )

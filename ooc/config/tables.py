@@ -40,7 +40,7 @@ class TableConfig(DividedEdges, RunConfig):
     often = ("optimizer", "lr_schedule", "eval_every")
     mode: Literal["table"] = Field(default="table", description="embedding tables of any size.")
     task: Annotated[Literal["link"], BeforeValidator(task_name)] = Field(
-        default="link", description="link (edges against pairs that are none)."
+        default="link", description="link (whether there is an edge)."
     )
     model: str = Field(default="complex", description="mf; of edges with relations distmult, complex, transe, rotate, simple.")
     hidden: Width = Field(default=128, description="Columns of a row.")

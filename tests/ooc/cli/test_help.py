@@ -96,7 +96,7 @@ def test_brackets_and_modes_are_shown_once(capsys: pytest.CaptureFixture[str]) -
     full = " ".join(printed(capsys, "train", "--help-all").split())
     assert "ooc[gds]" in full
     assert "snapshots: snapshots:" not in full
-    assert "sampled with task link" in full
+    assert "sampled for link" in full
     assert "link sampled" not in full
     assert "[100; events 50; snapshots 20]" in full
     ingest = " ".join(printed(capsys, "ingest", "--help-all").split())
