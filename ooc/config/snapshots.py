@@ -36,7 +36,7 @@ class SnapshotsConfig(TimeConfig):
     by: Literal["time", "count"] = Field(default="time", description="Whether windows are by time or by count of events.")
     task: Annotated[Literal["link", "node"], BeforeValidator(task_name)] = Field(
         default="link",
-        description="link: predict the next window's events; node: the labels of a window's nodes (the store's splits).",
+        description="link (the next window's events) or node (the labels of a window's nodes).",
     )
     labels: str | None = Field(
         default=None, description="Event column with the classes of sources; by default the nodes' labels."
