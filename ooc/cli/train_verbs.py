@@ -103,6 +103,7 @@ def init(
 ) -> None:
     """Print a configuration with comments, for `ooc train --config`."""
     from ooc.cli.template import template
+    from ooc.config.nodes import NodeConfig
     from ooc.stores.manifest import arrays_of, read_manifest
     from ooc.stores.remote.mirror import opened
 
@@ -115,7 +116,8 @@ def init(
     kinds = ", ".join(f"{name}: {kind}" if name else kind for name, (kind, _) in own.items())
     splits = ", ".join(dict.fromkeys(split for _, names in own.values() for split in names)) or "none"
     about = f"{store}: {manifest.num_nodes:,} nodes, {manifest.num_edges:,} edges; task {kinds or 'none'}; splits {splits}"
-    of_types = typed and any(applies(each, name_of(*chosen)) for each in ("node_type", "edge_type"))
+    trains_gnn = issubclass(classes()[name_of(*chosen)], NodeConfig)
+    of_types = typed and trains_gnn and any(applies(each, name_of(*chosen)) for each in ("node_type", "edge_type"))
     given = {"task": chosen[0], **({"model": "rsage"} if of_types else {})}
     print(template(store, name_of(*chosen), {flag.name: flag for flag in TRAIN}, about, given), end="")
 

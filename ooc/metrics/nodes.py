@@ -78,9 +78,9 @@ class Loss(LabelLoss):
             return (self._crossed(logits, labels, known, "none") * weights).sum()
         if not len(labels):
             return logits.sum() * 0.0
-        some = known.any()
-        # Without a known label the mean is 0 / 0: that of any class with a weight, times 0, is 0 and has gradients. The host
-        # does not wait.
+        some = known.any() if self.class_weights is None else self.weighed(labels) > 0
+        # Without a known label that has a weight the mean is 0 / 0: that of any class with a weight, times 0, is 0 and has
+        # gradients. The host does not wait.
         return self._crossed(logits, torch.where(some, labels, self._weighty), known | ~some, "mean") * some
 
     def part(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -133,6 +133,8 @@ def class_weights(setting: str | list[float], task: str, num_classes: int, label
     if isinstance(setting, list):
         if len(setting) != channels:
             raise ConfigError(f"class_weights has {len(setting)} numbers, but the {task} task needs {channels}")
+        if task == "multiclass" and not any(setting):
+            raise ConfigError("class_weights are all 0: give at least one class a weight")
         return torch.tensor(setting, dtype=torch.float32)
     counts, known_counts = torch.zeros(channels, dtype=torch.int64), torch.zeros(channels, dtype=torch.int64)
     for piece in labels:

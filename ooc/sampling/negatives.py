@@ -77,7 +77,8 @@ class RandomNegatives:
         self.among = np.empty(0, np.int64) if among is None else among
         if among is not None and len(among) < 2:
             raise ConfigError(
-                f"the training events have {len(among)} node as destination, and negatives need two: use random negatives"
+                f"the training events have {len(among)} node as destination, and negatives need two: "
+                "give `negatives=random` and `eval_negatives=random`"
             )
 
     def draw(self, block: EventBlock, past: Ids, key: int) -> Ids:

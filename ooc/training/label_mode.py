@@ -84,7 +84,8 @@ def task_of_labels(config: LabelConfig, labelled: LabelledSplits) -> LabelTask:
     unknown = sorted({config.val_split, *config.eval_splits} - {"val", "test", "train"} - set(labelled.splits))
     if unknown:
         raise ConfigError(f"{config.store} has no split {unknown[0]!r} (it has: {splits})")
-    if config.needs_scores and config.val_split not in labelled.splits:
-        needs = f"{config.needs_scores} needs a validation split"
-        raise ConfigError(f"{needs}, and {config.store} has no {config.val_split!r}: leave it out")
+    there = config.val_split in labelled.splits
+    if config.needs_scores and not (there and len(labelled.members(config.val_split))):
+        why = f"{config.val_split!r} of {config.store} is {'empty' if there else 'missing'}"
+        raise ConfigError(f"{config.needs_scores} needs a validation split, and {why}: leave it out")
     return LabelTask.of(labelled, config)

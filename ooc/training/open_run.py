@@ -125,7 +125,11 @@ def notes_of_ranks(ranks: Ranks) -> list[str]:
 
 
 def notes_of_rate(config: RunConfig) -> list[str]:
-    """What a person should know of a learning rate that never gets to `lr`."""
+    """What a person should know of a learning rate that never gets to `lr`, or that is 0 for whole epochs."""
+    if config.lr_schedule == "cosine" and config.epochs > (config.lr_epochs or config.epochs):
+        return [
+            f"after {config.lr_epochs} epochs the cosine ends and the learning rate is 0: give a larger lr_epochs to a new run"
+        ]
     if config.lr_warm_up <= config.epochs:
         return []
     return [f"lr_warm_up = {config.lr_warm_up:g} is longer than epochs = {config.epochs}: the learning rate never reaches lr"]

@@ -132,7 +132,7 @@ class NewNodes:
         ids.check_node_ids(self.duck, table, column, self.kind)
         relation = ids.node_rows(table, column, self.kind)
         if not self.is_mapped:
-            self.count = int(self.duck.one(f"SELECT count_if(id >= {self.now}) FROM ({relation})")[0])
+            self.count = int(self.duck.one(f"SELECT count_if(id >= {self.now}) FROM ({relation})")[0] or 0)  # NULL of no rows
         with ColumnWriter(self.stage / "rows", np.int64) as sink:
             for batch in self.duck.stream(f"SELECT id FROM ({relation}) ORDER BY row"):
                 if self.is_mapped:

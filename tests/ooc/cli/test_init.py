@@ -5,7 +5,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
+from torch_geometric.data import HeteroData
 
+import ooc
 from ooc.cli.main import main
 from ooc.cli.template import template
 from ooc.cli.train_verbs import TRAIN
@@ -84,3 +87,18 @@ def test_stores_begin_with_what_has_labels_and_else_with_events(
     labelled: list[str], temporal: bool, expected: tuple[str, str]
 ) -> None:
     assert suggested(labelled, temporal) == expected
+
+
+def test_a_template_of_embedding_tables_on_several_types_names_no_gnn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = HeteroData({"a": {"num_nodes": 3}, "b": {"num_nodes": 3}})
+    data["a", "to", "b"].edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    with ooc.from_data(data, tmp_path / "typed.ooc") as ds:
+        store = str(ds.path)
+    for mode in ("table", "lightgcn", "sampled"):
+        capsys.readouterr()
+        assert main(["init", store, "--task", "link", "--mode", mode]) == 0
+        text = capsys.readouterr().out
+        tomllib.loads(text)
+        assert ('model = "rsage"' in text) == (mode == "sampled")

@@ -185,6 +185,17 @@ def test_a_batch_without_labels_has_a_zero_loss_with_a_gradient(task: str, weigh
     assert not logits.grad.any()
 
 
+def test_a_batch_of_classes_without_weight_has_loss_0_and_gradients() -> None:
+    logits = torch.randn(2, 3, requires_grad=True)
+    loss = Loss("multiclass", torch.tensor([0.0, 1.0, 1.0]))(logits, torch.zeros(2, dtype=torch.int64))
+    loss.backward()
+    assert loss.item() == 0
+    assert logits.grad is not None
+    assert not logits.grad.any()
+    with pytest.raises(ConfigError, match="class_weights are all 0"):
+        class_weights([0.0, 0.0], "multiclass", 2, [])
+
+
 def test_class_weights() -> None:
     labels = torch.tensor([0, 0, 0]), torch.tensor([1, -1])  # in pieces
     assert class_weights("none", "multiclass", 2, labels) is None

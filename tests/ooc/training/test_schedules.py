@@ -185,3 +185,9 @@ def test_a_warm_up_longer_than_the_run_is_noted() -> None:
     (note,) = notes_of_rate(settings(epochs=2, lr_warm_up=5))
     assert note == "lr_warm_up = 5 is longer than epochs = 2: the learning rate never reaches lr"
     assert not notes_of_rate(settings(epochs=5, lr_warm_up=5))
+
+
+def test_epochs_behind_the_end_of_a_cosine_are_noted() -> None:
+    (note,) = notes_of_rate(settings(epochs=5, lr_schedule="cosine", lr_epochs=2))
+    assert note.startswith("after 2 epochs the cosine ends and the learning rate is 0")
+    assert not notes_of_rate(settings(epochs=5, lr_schedule="cosine"))

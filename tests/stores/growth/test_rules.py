@@ -37,7 +37,7 @@ def edges(path: Path, first: int = 0, count: int = E, nodes: int = N, **more: An
     return table(path, **{**own, **more})
 
 
-def nodes(path: Path, ids: list[Any], shift: float = 0, **more: Any) -> str:
+def nodes(path: Path, ids: Any, shift: float = 0, **more: Any) -> str:
     rows = np.arange(len(ids))
     own = {"id": ids, "y": rows % 3, "split": ["train"] * len(ids), "f1": rows + shift, "f2": -rows - shift}
     return table(path, **{**own, **more})
@@ -144,6 +144,16 @@ def test_new_nodes_come_without_edges_too(tmp_path: Path) -> None:
             assert ds.labels is not None
             assert ds.labels[N:].tolist() == [-1, -1]
             assert ds.split("train").tolist() == list(range(N))
+        compact(path)
+    assert verify(path) == []
+
+
+def test_a_table_without_rows_adds_no_nodes(tmp_path: Path) -> None:
+    path = store(tmp_path)
+    append(AppendSpec(out=path, nodes=nodes(tmp_path / "none.parquet", np.empty(0, np.int64)), x_cols="f*"))
+    for _ in range(2):
+        with Dataset.open(path) as ds:
+            assert (ds.num_nodes, ds.num_edges) == (N, E)
         compact(path)
     assert verify(path) == []
 
