@@ -22,6 +22,7 @@ FORMAT = 1
 CHECKPOINT = "checkpoint.pt"
 METRICS = "metrics.jsonl"
 PLAN = "plan.json"
+SUMMARY = "summary.json"
 RANKS = "ranks.json"
 """by how many processes the run was begun, where there were several: what `batch_size` in its configuration is a part of"""
 
@@ -75,6 +76,12 @@ def read_json(path: Path, advice: str) -> dict[str, Any] | None:
         return dict(json.loads(path.read_bytes()))
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON ({error}); {advice}") from None
+
+
+def class_names(run_dir: Path) -> list[str] | None:
+    """Names of the classes that a run learned, of its summary; None where it has not ended, or there are no names."""
+    found = (read_json(run_dir / SUMMARY, "delete it") or {}).get("class_names")
+    return None if found is None else [str(name) for name in found]
 
 
 def read_plan(run_dir: Path) -> dict[str, Any] | None:

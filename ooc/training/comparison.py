@@ -26,8 +26,7 @@ from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.ingest.duck import Progress, silent
 from ooc.stores.io.atomic import write_file
-from ooc.training.checkpoint import METRICS, read_json
-from ooc.training.run import SUMMARY
+from ooc.training.checkpoint import METRICS, SUMMARY, read_json
 
 RESULT = "comparison.json"
 EPOCHS = 10

@@ -25,7 +25,7 @@ from ooc.runtime.restoring import settings_restored
 from ooc.stores.arrays.rows import ArrayRows, Rows
 from ooc.stores.errors import ConfigError
 from ooc.stores.io.atomic import check_absent, removed_path
-from ooc.training import infer_edges, infer_graphs
+from ooc.training import checkpoint, infer_edges, infer_graphs
 from ooc.training.build import (
     placed,
     table_shapes,
@@ -313,7 +313,8 @@ def _edges(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | Wri
             for each in outputs:
                 found[each.e_id] = each.outputs
             return NodeRows(ArrayRows(found), lambda: None)
-        count = infer_edges.write(out, outputs, dataset, edges, task)
+        names = checkpoint.class_names(run) or edges.class_names
+        count = infer_edges.write(out, outputs, dataset, edges, task, names)
         moved, reading = (loader.bytes_read, out.stat().st_size), feature_reading(dataset)
         return WrittenRows(out, count, task.channels, *moved, reading, "sampled neighborhoods of both ends", "edges")
 
@@ -359,7 +360,8 @@ def _graphs(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | Wr
         outputs = infer_graphs.outputs_of(model, loader, work.progress)
         if out is None:
             return NodeRows(ArrayRows(np.concatenate([found for _, found in outputs])), lambda: None)
-        infer_graphs.write(out, outputs, dataset, task, infer_graphs.class_names(dataset, config))
+        names = checkpoint.class_names(run) or infer_graphs.class_names(dataset, config)
+        infer_graphs.write(out, outputs, dataset, task, names)
         reading = dataset.reading("x") if dataset.num_features else ""
         method = "batches of whole graphs"
         return WrittenRows(

@@ -94,7 +94,9 @@ def outputs_of(
                 progress("edges", done, count)
 
 
-def write(out: Path, outputs: Iterator[EdgeOutputs], dataset: Dataset, edges: EdgeSet, task: LabelTask) -> int:
+def write(
+    out: Path, outputs: Iterator[EdgeOutputs], dataset: Dataset, edges: EdgeSet, task: LabelTask, class_names: list[str] | None
+) -> int:
     """Write the table of `predictions` of all edges, with the user's own ids of their ends; returns how many there are."""
     source, target, count = dataset.nodes(edges.key[0]), dataset.nodes(edges.key[2]), 0
 
@@ -102,7 +104,7 @@ def write(out: Path, outputs: Iterator[EdgeOutputs], dataset: Dataset, edges: Ed
         nonlocal count
         for each in outputs:
             count += len(each.e_id)
-            table = predictions(each.e_id, torch.from_numpy(each.outputs), task.kind, edges.class_names)
+            table = predictions(each.e_id, torch.from_numpy(each.outputs), task.kind, class_names)
             table = table.add_column(1, "source", external_ids(source, each.source))
             yield table.add_column(2, "target", external_ids(target, each.target))
 

@@ -151,8 +151,13 @@ class ModelOutputs:
         return replace(subject, nodes=subject.dataset.nodes(wanted or learned[0]))
 
     def class_names(self, subject: Subject) -> list[str] | None:
-        """Names of the model's classes: of the store it was trained on, where that is still there, else of this one."""
-        if isinstance(self.model, nn.Module) or subject.node_type is not None:
+        """Names of the model's classes: those that the run learned or, where it has not ended, of the store it was trained on,
+        if that is still there, else of this one."""
+        if isinstance(self.model, nn.Module):
+            return subject.nodes.class_names
+        if (learned := checkpoint.class_names(Path(self.model))) is not None:
+            return learned
+        if subject.node_type is not None:
             return subject.nodes.class_names
         try:
             return manifest_at(_config(Path(self.model)).store).class_names

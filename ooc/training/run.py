@@ -23,7 +23,6 @@ from ooc.training.mode import Mode, RunState, Scores
 from ooc.training.step_losses import StepLoss, StepLosses
 from ooc.training.watchers import Watchers
 
-SUMMARY = "summary.json"
 MODEL = "model.pt"
 CHECKPOINT_SPACING = 20
 """By default so many times what a checkpoint took lies between two: at most a twentieth of the time is theirs ..."""
@@ -278,7 +277,7 @@ class Run:
         result |= mode.finish(result)
         result = self.ranks.broadcast(result)
         if self.ranks.first:
-            checkpoint.write_json(config.out / SUMMARY, result)
+            checkpoint.write_json(config.out / checkpoint.SUMMARY, result)
         self.watchers.finish(result)
         return result
 

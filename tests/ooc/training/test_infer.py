@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -65,6 +66,16 @@ def test_predictions_have_the_names_of_classes(make_store: MakeStore, tmp_path: 
     else:
         assert table.column_names[3:] == [f"probability_{name}" for name in names]
     assert predictions([1], torch.tensor([[1.0]]), "binary", ["no", "yes"])["class_name"].to_pylist() == ["yes"]
+
+
+def test_names_of_classes_are_those_that_the_run_learned(make_store: MakeStore, tmp_path: Path) -> None:
+    """Also where the store it was trained on is gone, and the other one has names of its own."""
+    learned = make_store(class_names=["a", "b", "c"], name="learned.ooc")
+    other = make_store(class_names=["b", "c", "d"], name="other.ooc")
+    train(configure(learned, tmp_path / "run", epochs=1, plan=False))
+    shutil.rmtree(learned)
+    infer(tmp_path / "run", other, tmp_path / "p.csv")
+    assert pyarrow.csv.read_csv(tmp_path / "p.csv").column_names[3:] == ["probability_a", "probability_b", "probability_c"]
 
 
 def test_predictions_of_every_node(make_store: MakeStore, tmp_path: Path, capsys: Any) -> None:
