@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -67,8 +68,7 @@ def multiply(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None = None, add
         return
     by_rows = partial(_multiply_rows, out, pairs, bias, add)
     if _divided(rows, columns):
-        parts = [slice(begin, begin + ROWS_AT_ONCE) for begin in range(0, len(out), ROWS_AT_ONCE)]
-        in_pieces([partial(by_rows, part) for part in parts])
+        in_pieces([partial(by_rows, part) for part in _even(len(out), -(-len(out) // ROWS_AT_ONCE))])
         return
     with alone(max(each.numel() for each in rows) * columns):
         by_rows(slice(None))
@@ -85,16 +85,20 @@ def weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
         with alone(max((each.numel() for each in rows), default=1) * width):
             return [*(grad.t() @ each for each in rows), grad.sum(0)]
     found = [grad.new_empty(width, each.size(1)) for each in rows]
-    ranges = -(-torch.get_num_threads() // len(rows))
-    columns = max(FEWEST_COLUMNS, -(-width // ranges))
+    ranges = min(-(-torch.get_num_threads() // len(rows)), width // FEWEST_COLUMNS)
 
-    def set_columns(out: Tensor, each: Tensor, begin: int) -> None:
-        end = begin + columns  # each number is one sum over all rows
-        torch.mm(grad[:, begin:end].t(), each, out=out[begin:end])
+    def set_columns(out: Tensor, each: Tensor, part: slice) -> None:  # each number is one sum over all rows
+        torch.mm(grad[:, part].t(), each, out=out[part])
 
     pairs = list(zip(found, rows, strict=True))
-    in_pieces([*(partial(set_columns, *pair, begin) for begin in range(0, width, columns) for pair in pairs), of_bias])
+    in_pieces([*(partial(set_columns, *pair, part) for part in _even(width, max(1, ranges)) for pair in pairs), of_bias])
     return [*found, sums]
+
+
+def _even(size: int, parts: int) -> list[slice]:
+    """The range 0:size in so many parts. None is much smaller than others: MKL adds up fewer than four rows in another order."""
+    bounds = [size * number // parts for number in range(parts + 1)]
+    return [slice(*part) for part in pairwise(bounds)]
 
 
 def _divided(rows: Sequence[Tensor], columns: int) -> bool:

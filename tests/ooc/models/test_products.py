@@ -34,10 +34,13 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_products_by_mkl_in_pieces_have_the_bits_of_one_thread(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("more_rows", "more_columns"), [(77, 40), (1, 2), (3, 1)])
+def test_products_by_mkl_in_pieces_have_the_bits_of_one_thread(
+    threads: int, more_rows: int, more_columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows and columns that pieces do not divide evenly, and products beside them that are too small."""
     torch.manual_seed(0)
-    rows, wide, few = 2 * products.ROWS_AT_ONCE + 77, 2 * products.FEWEST_COLUMNS + 40, 8
+    rows, wide, few = 2 * products.ROWS_AT_ONCE + more_rows, 2 * products.FEWEST_COLUMNS + more_columns, 8
     x, y, z = torch.randn(rows, 120), torch.randn(rows, 100, requires_grad=True), torch.randn(rows, few)
     bias, *weights = (torch.randn(wide, *size).requires_grad_() for size in ((), (120,), (100,), (few,)))
     found = []
