@@ -32,7 +32,7 @@ Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 def plain(x: Tensor) -> bool:
     """Whether our kernels support the tensor."""
-    return x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
+    return x.is_cpu and x.dtype is torch.float32 and x.is_contiguous()
 
 
 def alone(work: int) -> AbstractContextManager[None]:
