@@ -202,8 +202,8 @@ class TrainConfig(NodeConfig, SharedGradients):
         }
         if self.evaluate == "auto" and not self._opens_scores():
             # sampling a deep model's full neighborhoods would reach the whole graph
-            exact = (self.mode == "history" or self.sampler in LAYER_WISE) and not self.eval_fanout
-            exact = exact and self.eval_batch_size is None
+            deep = self.mode == "history" or self.sampler in LAYER_WISE
+            exact = self.task == "node" and deep and not self.eval_fanout and self.eval_batch_size is None
             filled["evaluate"] = "layerwise" if exact else "sampled"
         for name, value in filled.items():
             object.__setattr__(self, name, value)  # the model is frozen otherwise
@@ -294,11 +294,13 @@ class TrainConfig(NodeConfig, SharedGradients):
 
     def _check_scored(self) -> None:
         """Reject fan-outs of scores that would be a budget of training batches."""
-        sampled = self.evaluate == "sampled" or (self.evaluate == "auto" and self.eval_batch_size is not None)
+        asked = self.task != "node" or self.eval_batch_size is not None
+        sampled = self.evaluate == "sampled" or (self.evaluate == "auto" and asked)
         if self.sampler in LAYER_WISE and sampled and not self.eval_fanout:
+            instead = ", or evaluate = layerwise" if self.task == "node" else ""
             raise ValueError(
-                f"sampled scores draw neighbors of each node, and sampler = {self.sampler} does not: give eval_fanout = 10,10, "
-                "or evaluate = layerwise"
+                f"sampled scores draw neighbors of each node, and sampler = {self.sampler} does not: give eval_fanout = "
+                f"{','.join(['10'] * self.layers)}{instead}"
             )
 
     @property

@@ -42,7 +42,7 @@ def write_graph(folder: Path | str) -> Path:
     with disk_errors(folder):
         edges.parent.mkdir(parents=True, exist_ok=True)
         for path, table in zip((edges, nodes), tables, strict=True):
-            pq.write_table(table, partial_path(path))
+            pq.write_table(table, partial_path(path.absolute()))
         if edges.exists() and edges.read_bytes() != partial_path(edges).read_bytes():  # not of a call that was killed
             for path in (edges, nodes):
                 partial_path(path).unlink()

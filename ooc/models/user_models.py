@@ -253,7 +253,23 @@ def forward_batch(model: nn.Module, batch: Any, checkpoint: Given = False) -> An
     >>> loss = torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
     """
     with rows_of_nodes(_positions(batch) if model.training else None):
-        return _forward(model, batch, checkpoint)
+        out = _forward(model, batch, checkpoint)
+    if isinstance(out, Mapping):
+        for name, rows in out.items():
+            _check_rows(model, rows, batch[name].batch_size)
+    elif not isinstance(batch, HeteroData):
+        _check_rows(model, out, batch.batch_size)
+    else:
+        _check_rows(model, out, batch[seed_types(batch)[0]].batch_size)
+    return out
+
+
+def _check_rows(model: nn.Module, rows: Any, seeds: int) -> None:
+    """Raise ConfigError unless a forward has returned a row for each node."""
+    shape = list(rows.shape) if isinstance(rows, Tensor) else None
+    if shape is None or len(shape) < 1 or shape[0] < seeds:
+        found = f"a {type(rows).__name__}" if shape is None else f"a tensor {shape}"
+        raise ConfigError(f"{type(model).__name__} returns {found} for {seeds} nodes: return one row for each node")
 
 
 def _positions(batch: Any) -> dict[Of, NDArray[np.int64]] | None:

@@ -312,9 +312,9 @@ class BatchMode(BatchScoring):
         """The mean over the batch's labelled seeds; of GraphSAINT's the sum, each node's times its coefficient."""
         with autocast(self.device, self.config.precision):
             logits = self.forward(batch)
-        seeds = self._seeds(batch)
+        labels, seeds = self.labels_in(batch), self._seeds(batch)
         with few(logits.numel()):
-            return self.loss_of(logits, self.labels_in(batch), getattr(seeds, "node_norm", None))
+            return self.loss_of(self.checked(logits, labels), labels, getattr(seeds, "node_norm", None))
 
     def weight(self, batch: Any) -> Tensor:
         """See `Mode`; each of GraphSAINT's subgraphs stands for the whole graph."""

@@ -30,7 +30,7 @@ from ooc.stores.errors import ConfigError
 from ooc.stores.node_set import NodeSet
 from ooc.training.batch_modes import SampledMode
 from ooc.training.build import make_hetero_model, make_model
-from ooc.training.label_mode import task_of_labels
+from ooc.training.label_mode import task_of_labels, training_loss
 from ooc.training.link_mode import ends_of, link_type
 from ooc.training.node_mode import LABELS_AT_ONCE, NodeMode
 
@@ -122,7 +122,7 @@ class EdgeMode(SampledMode):
         }
 
     def _make_loss(self) -> LabelLoss:
-        return self.task.loss(self.config, self._training_labels(), self.device)
+        return training_loss(self.config, self.task, self._training_labels, self.device)
 
     def _training_labels(self) -> Iterator[Tensor]:
         """Labels of the training split, a piece at a time."""

@@ -73,8 +73,6 @@ class SplitLoss:
     def __init__(self, loss: LabelLoss, dataset: Dataset, split: str) -> None:
         self._loss, self._dataset, self._members = loss, dataset, dataset.members(split)
         self.total = sum(loss.weight(labels) for labels in labels_of(dataset, split))
-        if not self.total:
-            raise ConfigError(f"split {split!r} of {dataset.path} has no known label: nothing to train on")
 
     def __call__(self, first: int, logits: Tensor) -> Tensor | None:
         node = np.arange(first, first + len(logits))

@@ -31,7 +31,7 @@ from ooc.stores.errors import ConfigError
 from ooc.training.build import make_model, make_optimizer, model_bytes
 from ooc.training.callbacks import Rate
 from ooc.training.data_parallel import shared_batches
-from ooc.training.label_mode import LabelMode, task_of_labels
+from ooc.training.label_mode import LabelMode, task_of_labels, training_loss
 from ooc.training.mode import RunContext, RunState, Scores
 
 LABELS_AT_ONCE = 2**18
@@ -50,7 +50,7 @@ class GraphMode(LabelMode):
         self.budget = plan_graph_memory(dataset, model_bytes(config, self.model))
         self.accumulate = config.accumulate
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
-        self.loss_of = self.task.loss(config, self._labels(), self.device)
+        self.loss_of = training_loss(config, self.task, self._labels, self.device)
         self.loader = self._loader(config.train_split, config.batch_size, shuffle=True)
         self.evaluators = {
             split: self._loader(split, config.eval_batch_size or config.batch_size)
@@ -168,7 +168,7 @@ class GraphMode(LabelMode):
         """The mean over the batch's labelled graphs."""
         with autocast(self.device, self.config.precision):
             outputs = forward_graphs(self.model, batch)
-        return self.loss_of(outputs, batch.y)
+        return self.loss_of(self.checked(outputs, batch.y), batch.y)
 
     def weight(self, batch: Any) -> Tensor:
         return self.loss_of.weighed(batch.y)

@@ -124,7 +124,7 @@ def infer(
             `source`, `relation`, `target` (the user's own ids and names), `rank` (int32, from 1) and `score` (float32); links
             that the store has are left out, and so is a node as its own answer. `embed` gives the rows of such a run.
         memory: Limit for the process, such as "2GB"; with a data set, that of `ooc.open` applies instead.
-        engine: How rows are read: auto, uring, pread or mmap.
+        engine: How rows are read: auto, uring, pread or mmap; with a data set, that of `ooc.open` applies instead.
         num_layers: Of a module with its own forward(x, blocks), as many as it takes blocks; of a run of a class of one's own on
             a heterogeneous store, over how many hops its outputs depend on, where these are not `layers`.
         model_class: "package.module:Class" of a run that used such a class. Naming it again is consent to import it.

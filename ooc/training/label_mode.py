@@ -1,10 +1,14 @@
 """What modes share that learn labels by split, whatever the labels are of: checks, choice of the best model, final scores."""
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
 from ooc.config.labels import LabelConfig
+from ooc.metrics.losses import LabelLoss
 from ooc.metrics.tasks import Labelled, LabelTask
 from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.arrays.members import Members
@@ -38,6 +42,17 @@ class LabelMode(Mode):
     @abstractmethod
     def score(self, split: str, epoch: int) -> Scores | None:
         """Scores of a split with the draws of `epoch`, None where the store has none of that name."""
+
+    def checked(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The outputs of a batch. Raises ConfigError where the model, which may be the user's own, does not fit the labels."""
+        channels = self.task.channels
+        if outputs.numel() != len(labels) * channels:
+            asked = f"{channels} number{'s' * (channels != 1)}"
+            raise ConfigError(
+                f"model {self.config.model} returns a tensor {list(outputs.shape)} for {len(labels)} labels, and a "
+                f"{self.task.kind} task needs {asked} for each: change the width of its last layer"
+            )
+        return outputs
 
     def evaluate(self) -> dict[str, Any]:
         """See `Mode`; {"val": scores, "best": whether they are the best so far}."""
@@ -89,3 +104,25 @@ def task_of_labels(config: LabelConfig, labelled: LabelledSplits) -> LabelTask:
         why = f"{config.val_split!r} of {config.store} is {'empty' if there else 'missing'}"
         raise ConfigError(f"{config.needs_scores} needs a validation split, and {why}: leave it out")
     return LabelTask.of(labelled, config)
+
+
+def training_loss(
+    config: LabelConfig, task: LabelTask, labels: Callable[[], Iterable[Tensor]], device: torch.device
+) -> LabelLoss:
+    """Return the task's loss, with class weights from the training split's labels.
+
+    Args:
+        config: Of the run.
+        task: What is learned.
+        labels: Returns the labels of the training split, [k] or [k, C], a piece at a time.
+        device: Where the outputs are.
+
+    Raises:
+        ConfigError: If no label counts: each is unknown, or of a class of weight 0.
+    """
+    loss = task.loss(config, labels(), device)
+    if not any(loss.weight(piece) for piece in labels()):
+        weighted = task.kind == "multiclass" and config.class_weights != "none"
+        but = " of a class whose weight is not 0" if weighted else ""
+        raise ConfigError(f"split {config.train_split!r} of {config.store} has no known label{but}: nothing to train on")
+    return loss

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -93,9 +93,6 @@ class LinkMode(SampledMode):
             raise ConfigError(f"{config.store} has all possible edges, so no pairs of nodes that are none to compare them with")
         self.split = self._split()
         config.check_parts(self.split.names)
-        if config.needs_scores and config.val_split not in self.split.names:
-            needs = f"{config.needs_scores} needs a split {config.val_split!r} of edges"
-            raise ConfigError(f"{needs}, which the store has not: leave it out")
         return LinkTask.of_links(config)
 
     def _split(self) -> EdgeSplit | StoredEdgeSplit:
@@ -132,7 +129,14 @@ class LinkMode(SampledMode):
         size, seed = config.eval_batch_size or config.batch_size, key(config.seed, Purpose.EVALUATE) >> 1
         wanted = {config.val_split, *config.eval_splits}
         loaders = {part: self._links(part, size, seed, **how) for part in self.split.names if part in wanted}
-        return {part: loader for part, loader in loaders.items() if loader.num_seeds}
+        found = {part: loader for part, loader in loaders.items() if loader.num_seeds}
+        if config.needs_scores and config.val_split not in found:
+            why = f"there is no edge of {config.val_split!r} in {config.store}"
+            raise ConfigError(f"{config.needs_scores} needs edges to validate on, and {why}: leave it out")
+        return found
+
+    def _make_loss(self) -> LinkLoss:  # type: ignore[override]
+        return cast(LinkLoss, self.task.loss(self.config))
 
     def notes(self) -> list[str]:
         """See `Mode`."""

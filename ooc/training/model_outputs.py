@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -124,7 +124,7 @@ class ModelOutputs:
                 return
             self._check_types(dataset)
             check_homogeneous(config, dataset.path)
-            task = None if config.link_decoder is not None else _task(dataset, config)
+            task = None if config.link_decoder is not None else _task(dataset, config, run)
             channels = config.embedding if task is None else task.channels  # embeddings, for links
             degrees = partial(degree_histogram, dataset.graph)
             made = make_model(config, dataset.num_features, channels, degrees, edge_dim_of(dataset))
@@ -169,6 +169,17 @@ class ModelOutputs:
         check_device(self.device)
         if isinstance(self.model, nn.Module) and self.device != "auto":
             raise ConfigError("device is for the model of a run; a module computes where its parameters are: move it there")
+        if isinstance(self.store, Dataset):
+            self._check_opened()
+
+    def _check_opened(self) -> None:
+        """Raise ConfigError for arguments that say how a store is opened, and it is open."""
+        other = {"verify_reads": self.verify_reads and not cast(Dataset, self.store).verify_reads}
+        other |= {"engine": self.engine != "auto"}
+        given: dict[str, Any] = {**other, "memory": self.memory, "cache_dir": self.cache_dir, "cache": self.cache}
+        for name, value in given.items():
+            if value not in (None, False):
+                raise ConfigError(f"{name} is a property of an open data set: give it to `ooc.open`, and leave it out here")
 
     def dataset(self, float_features: bool) -> Any:
         """A context with the data set: its own, opened as configured, or the one that was given, which stays open."""
@@ -176,18 +187,12 @@ class ModelOutputs:
             given: dict[str, Any] = {"memory": self.memory, "engine": self.engine, "verify_reads": self.verify_reads}
             given |= {"cache_dir": self.cache_dir, "cache": self.cache}
             return Dataset.open(self.store, **given, float_features=float_features)
-        if self.verify_reads and not self.store.verify_reads:
-            raise ConfigError("verify_reads is a property of an open data set: give it to `ooc.open`, and leave it out here")
-        if self.cache_dir is not None or self.cache is not None:
-            raise ConfigError("cache is a property of an open data set: give it to `ooc.open`, and leave it out here")
-        if self.memory is not None:
-            raise ConfigError("memory is a property of an open data set: give it to `ooc.open`, and leave it out here")
         return nullcontext(self.store)
 
     def begun(self, subject: Subject, folder: Path) -> ExactPass:
         """The pass that computes it, in `folder`."""
         limit = None if self.memory is None else parse_bytes(self.memory, "memory")
-        engine = "auto" if self.engine == "gds" else self.engine
+        engine = "auto" if subject.dataset.engine == "gds" else subject.dataset.engine
         types: dict[str, Any] = {"node_type": subject.node_type, "tables": subject.tables, "num_layers": subject.num_layers}
         types |= {"engine": engine, "memory": limit, "ranks": self.ranks}
         return exact_pass(subject.model, subject.dataset, folder, layer=self.layer, **types)
@@ -237,6 +242,8 @@ def tables_of(run: Path, dataset: Dataset, shapes: Mapping[str, tuple[int, int]]
 def agreed(run: Path, store: Path, *, model_class: str | None, allow_code: bool, kind: type[ModelConfig] = NodeConfig) -> Any:
     """The configuration, of that kind, of a run whose model may be made. Nothing of it has been imported before."""
     config = _config(run, kind)
+    if ":" not in config.model and model_class is not None:
+        raise ConfigError(f"model_class names a class of one's own, and {run} has model {config.model}: leave it out")
     if ":" in config.model:
         if model_class is not None and model_class != config.model:
             raise ConfigError(f"{run} was trained with model {config.model}, not {model_class}: name that class")
@@ -263,16 +270,18 @@ def _config(run: Path, wanted: type[ModelConfig] = NodeConfig) -> Any:
     return parse(kind, found, where=f"{run}: ")
 
 
-def _task(dataset: Dataset, config: NodeConfig) -> LabelTask:
-    """The task of the store's labels or, where it has none, of those of the store that was trained on."""
-    if dataset.task is not None:
+def _task(dataset: Dataset, config: NodeConfig, run: Path) -> LabelTask:
+    """The task of the store's labels or, where they are not of the kind that the run learned, of the store trained on."""
+    learned = checkpoint.kind_of_labels(run)
+    if dataset.task is not None and learned in (None, dataset.task):
         return LabelTask.of(dataset)
+    none = f"{dataset.path} has no {'' if learned is None else f'{learned} '}labels that give the task"
     try:
         trained_on = manifest_at(config.store)
     except OocError as error:
-        raise ConfigError(f"{dataset.path} has no labels that give the task, nor is there {config.store}: {error}") from None
-    if trained_on.task is None:
-        raise ConfigError(f"neither {dataset.path} nor {config.store} has labels that give the task")
+        raise ConfigError(f"{none}, nor is there {config.store}: {error}") from None
+    if trained_on.task is None or learned not in (None, trained_on.task):
+        raise ConfigError(f"{none}, and neither has {config.store}")
     return LabelTask.of(trained_on)
 
 

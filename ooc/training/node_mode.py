@@ -22,7 +22,7 @@ from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.node_set import NodeSet
 from ooc.training.build import make_hetero_model, make_model
-from ooc.training.label_mode import LabelMode, task_of_labels
+from ooc.training.label_mode import LabelMode, task_of_labels, training_loss
 from ooc.training.mode import RunState, Scores
 
 EXACT_FOLDER = "sweep"
@@ -147,4 +147,4 @@ def labels_of(dataset: Dataset | NodeSet, split: str) -> Iterator[torch.Tensor]:
 
 def make_loss(config: NodeConfig, dataset: Dataset | NodeSet, task: LabelTask, device: torch.device) -> LabelLoss:
     """The task's loss with class weights from the training split's labels."""
-    return task.loss(config, labels_of(dataset, config.train_split), device)
+    return training_loss(config, task, partial(labels_of, dataset, config.train_split), device)

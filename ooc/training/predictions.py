@@ -91,7 +91,7 @@ def write_tables(out: Path, tables: Iterator[pa.Table]) -> None:
         try:
             for each in _joined(tables):
                 table = shaped(each)
-                writer = writer or kind(partial, table.schema)
+                writer = writer or kind(partial.absolute(), table.schema)  # pyarrow takes a:b for a URI
                 writer.write_table(table)
             assert writer is not None, "there is a table"
             writer.close()

@@ -127,7 +127,7 @@ def _opened(store: Store, config: Any, given: dict[str, Any], opened: ExitStack)
     if isinstance(store, Dataset):
         return store, given
     ds = opened.enter_context(Dataset.open(store, **given, float_features=takes_floats(config)))
-    return ds, {"engine": given["engine"]}
+    return ds, {}
 
 
 def _chosen(ds: Dataset, node_type: str, sources: Any) -> Ids:

@@ -14,6 +14,7 @@ from ooc.config.base import RunConfig
 from ooc.metrics.tasks import LOWER_IS_BETTER
 from ooc.models.dropout import STREAM
 from ooc.runtime.memory import MemoryMeter
+from ooc.runtime.messages import warn_user
 from ooc.runtime.ranks import Ranks
 from ooc.runtime.transfer import on_host
 from ooc.stores.dataset import Dataset
@@ -57,7 +58,7 @@ class Run:
         self._saved_at, self._save_seconds = time.monotonic(), 0.0
         self._saved_cursor: tuple[Any, ...] = ()
         self._losses = StepLosses(self.mode.device)
-        self._stoppable = False
+        self._stoppable = self._undefined = False
 
     @property
     def model(self) -> nn.Module:
@@ -163,9 +164,12 @@ class Run:
         """Whether the model is the best so far by its scores on validation; then it is kept."""
         state, monitor = self.state, self.mode.monitor
         value = scores[monitor]
-        if value is not None and monitor in LOWER_IS_BETTER:
+        if value is None:
+            self._say_undefined(monitor)
+            return False
+        if monitor in LOWER_IS_BETTER:
             value = -value
-        better = value is not None and (state.best_score is None or value > state.best_score)
+        better = state.best_score is None or value > state.best_score
         if better:
             state.best_score, state.best_epoch, state.best_scores, state.stale = value, state.epoch, scores, 0
             self.best_model = {name: tensor.clone() for name, tensor in on_host(self.model.state_dict().items())}
@@ -176,6 +180,12 @@ class Run:
             if state.lr_stale >= self.config.lr_patience:
                 state.lr_scale, state.lr_stale = state.lr_scale * self.config.lr_factor, 0
         return better
+
+    def _say_undefined(self, monitor: str) -> None:
+        """Say once that no model is chosen, and no patience lost, by a score that is undefined."""
+        if self.ranks.first and not self._undefined:
+            warn_user(f"{monitor} of validation is undefined, so it chooses no model: give another `monitor` or `val_split`")
+        self._undefined = True
 
     def end_epoch(self, more: dict[str, Any]) -> None:
         """Log an epoch, with what else there is to say of it, and move the cursor to the next."""

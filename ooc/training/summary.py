@@ -83,7 +83,7 @@ def score_lines(result: dict[str, Any]) -> list[str]:
         beside = [(f" of {name}", each[split]) for name, each in result.get("baselines", {}).items() if split in each]
         for whose, found in [("", scores), *beside]:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if value is not None)
-            lines.append(f"{split}{whose}: {shown}")
+            lines.append(f"{split}{whose}: {shown or 'all scores are undefined'}")
     if lines and (said := result.get("negatives")):
         lines.append(said)
     if drawn := result.get("historical_negatives"):

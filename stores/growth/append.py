@@ -50,7 +50,7 @@ def append(spec: AppendSpec | TypedAppend, progress: Progress = silent) -> Appen
     read_manifest(path)  # a folder that is no store gets no locks
     with alone(path, "growth", wait=False):
         version = version_of(path)
-        root, stage = arrays_of(path, version), path / VERSIONS / "append.partial"
+        root, stage = arrays_of(path, version), path.absolute() / VERSIONS / "append.partial"
         manifest = read_manifest(root)
         refuse(path, manifest)
         if manifest.is_hetero != isinstance(spec, TypedAppend):

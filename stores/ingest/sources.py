@@ -253,7 +253,7 @@ def first(duck: Duck, table: Table, condition: str, columns: list[str]) -> tuple
 
 def _parquet_file(path: Path) -> tuple[TableFile, dict[str, str]]:
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path.absolute()) as file:
             schema, rows = file.schema_arrow, file.metadata.num_rows
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} is damaged or no Parquet file: {str(error).splitlines()[0][:200]}") from None

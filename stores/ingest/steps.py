@@ -44,7 +44,8 @@ class Steps:
 
     def __init__(self, out: Path, key: str) -> None:
         self.root = partial_path(out)
-        self.store, self.stage, self.spill = (self.root / name for name in (STORE, STAGE, SPILL))
+        # Absolute, as pyarrow takes a relative path with a colon for a URI.
+        self.store, self.stage, self.spill = (self.root.absolute() / name for name in (STORE, STAGE, SPILL))
         self.resumed: list[str] = []
         self.notes: list[str] = []
         self._label = ""

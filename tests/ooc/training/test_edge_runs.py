@@ -184,6 +184,13 @@ def test_what_does_not_apply_is_refused(make_store: MakeStore, stores: dict[str,
     assert not (tmp_path / "run").exists()
 
 
+def test_a_split_without_a_known_label_is_refused(tmp_path: Path) -> None:
+    data = Data(x=torch.randn(9, 3), edge_index=torch.tensor([[0, 1, 2], [1, 2, 3]]), edge_y=torch.tensor([-1, -1, 1]))
+    data.edge_train_mask = torch.tensor([True, True, False])
+    with ooc.from_data(data, tmp_path / "s.ooc"), pytest.raises(ConfigError, match="has no known label: nothing to train on"):
+        train(configure(tmp_path / "s.ooc", tmp_path / "run"))
+
+
 def test_parameters_are_drawn_from_the_seed_alone(stores: dict[str, Path], tmp_path: Path) -> None:
     for number in (1, 2):
         torch.manual_seed(number)

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import torch
 import zarr
 
+import ooc
 from ooc.cli.main import main
 from ooc.layerwise import exact_pass as exact_pass_module
 from ooc.layerwise.layerwise_pass import LayerwisePass
@@ -212,7 +214,43 @@ def test_what_does_not_fit_is_named(make_store: MakeStore, tmp_path: Path) -> No
         infer(tmp_path, store, tmp_path / "p.parquet")
     with pytest.raises(ConfigError, match="directory does not exist"):
         infer(run, store, tmp_path / "absent" / "p.parquet")
+    for named, words in (
+        ({"model_class": "mine:Net"}, "has model sage: leave it out"),
+        ({"num_layers": 2}, "num_layers is of a model with its own forward, and Model has layers: leave it out"),
+        ({"engine": "fast"}, "engine 'fast' is unknown"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            infer(run, store, tmp_path / "p.parquet", **named)  # type: ignore[arg-type]
+    with Dataset.open(store) as ds, pytest.raises(ConfigError, match="engine is a property of an open data set"):
+        infer(run, ds, tmp_path / "p.parquet", engine="pread")
     assert not list(tmp_path.glob("p.parquet*"))
+
+
+def test_a_run_of_classes_on_a_store_of_numbers_predicts_classes(make_store: MakeStore, tmp_path: Path) -> None:
+    """The kind of labels is the run's, though the other store's labels are numbers."""
+    rng = np.random.default_rng(0)
+    learned = make_store("learned.ooc", y=rng.integers(0, 2, 50), task="binary", num_classes=2)
+    numbers = make_store("numbers.ooc", y=rng.random(50, np.float32), task="regression", num_classes=None)
+    train(configure(learned, tmp_path / "run", epochs=1, plan=False))
+    infer(tmp_path / "run", numbers, tmp_path / "p.parquet")
+    assert pq.read_table(tmp_path / "p.parquet").column_names == ["id", "class", "probability"]
+    shutil.rmtree(learned)
+    with pytest.raises(ConfigError, match="has no binary labels that give the task, nor is there"):
+        infer(tmp_path / "run", numbers, tmp_path / "q.parquet")
+
+
+def test_paths_with_a_colon(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyarrow takes relative ones for URIs."""
+    run = trained(make_store, tmp_path)[1]
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"src": [0, 1], "dst": [1, 2]}), tmp_path / "e-1:2.parquet")
+    np.save("x-1.npy", np.zeros((50, 8), np.float32))
+    np.save("y-1.npy", np.arange(50) % 3)
+    given: dict[str, Any] = {"features": {"x": "x-1.npy"}, "labels": "y-1.npy"}
+    ooc.ingest("s-1:2.ooc", edges="e-1:2.parquet", **given)
+    assert ooc.append("s-1:2.ooc", edges="e-1:2.parquet").appended.edges == 2
+    assert infer(run, "s-1:2.ooc", "p-1:2.parquet").rows == 50
+    assert pq.read_table(tmp_path / "p-1:2.parquet").num_rows == 50
 
 
 @pytest.mark.cases(1)

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch_geometric.nn import SAGEConv
 
+import ooc
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError, OocError
+from ooc.stores.errors import ConfigError, OocError, OocWarning
 from ooc.training import batch_mode, checkpoint
 from ooc.training import run as baserun
 from ooc.training.build import make_model
@@ -192,6 +193,58 @@ class Net(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
         return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+class Short(Net):
+    """Returns one row for the whole batch."""
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        return super().forward(x, edge_index).mean(0, keepdim=True)
+
+
+class Wide(Net):
+    """Returns a number too many for each node."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Short", r"Short returns a tensor \[1, 3\] for 8 nodes: return one row for each node"),
+        ("Wide", r"returns a tensor \[8, 4\] for 8 labels, and a multiclass task needs 3 numbers for each: change the width"),
+    ],
+)
+def test_a_model_whose_outputs_do_not_fit_is_refused(make_store: MakeStore, tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ooc.train(store=make_store(), out=tmp_path / "run", model=f"{__name__}:{name}", fanout=[3, 3], batch_size=8, plan=False)
+
+
+@pytest.mark.parametrize("mode", ["sampled", "full"])
+def test_a_split_without_a_known_label_is_refused(make_store: MakeStore, tmp_path: Path, mode: str) -> None:
+    def run(store: Path, **settings: Any) -> None:
+        ooc.train(store=store, out=tmp_path / "run", mode=mode, model="sage", hidden=8, plan=False, **settings)
+
+    store, of_one = make_store(y=np.full(50, -1), num_classes=3), make_store("one.ooc", y=np.zeros(50, np.int64), num_classes=3)
+    with pytest.raises(ConfigError, match=r"split 'train' of .*test\.ooc has no known label: nothing to train on"):
+        run(store)
+    with pytest.raises(ConfigError, match="has no known label of a class whose weight is not 0"):
+        run(of_one, class_weights=[0.0, 1.0, 1.0])
+
+
+def test_an_undefined_score_chooses_no_model_and_costs_no_patience(make_store: MakeStore, tmp_path: Path) -> None:
+    """Validation has nodes of one class alone, so that there is no area under a curve."""
+    y = np.arange(50) % 3
+    config = configure(make_store(y=y), tmp_path / "run", monitor="auroc", patience=1, epochs=4, eval_splits=["val"])
+    with Dataset.open(config.store) as ds:
+        y[np.asarray(ds.split("val"))] = 1
+    store = make_store("one.ooc", y=y)
+    with pytest.warns(OocWarning, match="auroc of validation is undefined, so it chooses no model") as warned:
+        result = train(configure(store, tmp_path / "run", monitor="auroc", patience=1, epochs=4, eval_splits=["val"]))
+    assert len([each for each in warned if "undefined" in str(each.message)]) == 1
+    assert result["best_epoch"] is None
+    assert len(read_metrics(tmp_path / "run")[1]) == 4
 
 
 def test_accumulation_makes_the_gradient_of_the_joint_batch(make_store: MakeStore, tmp_path: Path) -> None:
