@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
+from ooc.stores.array_names import HOMOGENEOUS, NODE, EdgeKey, check_type_name, graph_array, show_edge_type
 from ooc.stores.arrays.descriptions import write_placeholder
 from ooc.stores.arrays.zarr_write import write_array
 from ooc.stores.errors import InputError
@@ -18,25 +19,9 @@ from ooc.stores.fingerprints import file_crc32c
 from ooc.stores.graph import Graph
 from ooc.stores.ids import write_ids
 from ooc.stores.io.atomic import check_absent, disk_errors, partial_path, publish, remove_unfinished
-from ooc.stores.manifest import (
-    HOMOGENEOUS,
-    NODE,
-    EdgeKey,
-    EdgeTime,
-    EdgeType,
-    IdKind,
-    Manifest,
-    NodeType,
-    Partition,
-    Task,
-    as_targets,
-    check_type_name,
-    graph_array,
-    label_attributes,
-    label_dtype,
-    show_edge_type,
-    write_manifest,
-)
+from ooc.stores.labels import Task, as_targets, label_attributes, label_dtype
+from ooc.stores.manifest import EdgeTime, EdgeType, IdKind, Manifest, NodeType, Partition
+from ooc.stores.metadata import write_manifest
 
 
 def finish_store(partial: Path | str, final: Path | str, manifest: Manifest) -> Path:

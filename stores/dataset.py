@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
+from ooc.stores.array_names import EdgeKey, parse_edge_type, show_edge_type
 from ooc.stores.arrays.encoding import Encoding
 from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.arrays.members import Members
@@ -23,7 +24,7 @@ from ooc.stores.growth.lineage import touched_since
 from ooc.stores.growth.place import Place, open_place
 from ooc.stores.io.remote.url import store_path
 from ooc.stores.io.shared_blocks import SharedBlocks
-from ooc.stores.manifest import EdgeKey, Task, parse_edge_type, show_edge_type
+from ooc.stores.labels import Task
 from ooc.stores.node_set import NodeSet
 from ooc.stores.process import ProcessMemory
 from ooc.stores.remote.mirror import Mirror, mirror_of

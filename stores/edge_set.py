@@ -8,7 +8,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
+from ooc.stores.array_names import EdgeKey, graph_array, show_edge_type
 from ooc.stores.arrays.encoding import DecodedRows, Encoding, encoding_of
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, Rows
@@ -19,7 +20,8 @@ from ooc.stores.errors import InputError, StoreError
 from ooc.stores.graph import Graph, check_parts, index_dtype
 from ooc.stores.growth.place import Place
 from ooc.stores.io.shared_blocks import SharedBlocks
-from ooc.stores.manifest import EdgeKey, EdgeType, Manifest, Task, graph_array, show_edge_type
+from ooc.stores.labels import Task
+from ooc.stores.manifest import EdgeType, Manifest
 
 
 class EdgeSet:

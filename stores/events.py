@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
 from ooc.stores.arrays.encoding import Encoding, arrays_in, encoding_of
 from ooc.stores.arrays.rows import AnyArray, Rows
 from ooc.stores.arrays.segment_rows import Empty, SegmentRows, check_range, fresh, read_range

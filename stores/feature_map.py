@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
 from ooc.stores.arrays.rows import AnyArray
 from ooc.stores.arrays.whole import load
 from ooc.stores.arrays.zarr_rows import open_zarr_rows

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import google_crc32c
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
 from ooc.stores.arrays.checksums import checksums, has_checksums
 from ooc.stores.arrays.encoding import meaning
-from ooc.stores.manifest import Manifest, arrays_of, read_manifest
+from ooc.stores.manifest import Manifest
+from ooc.stores.metadata import arrays_of, read_manifest
 
 _READ_BYTES = 2**22
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
 from ooc.stores.arrays.encoding import DecodedRows, Encoding, encoding_of
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, Rows
@@ -17,7 +17,8 @@ from ooc.stores.bounds import ascending, within
 from ooc.stores.errors import InputError, StoreError
 from ooc.stores.ids import AnyIds, FetchedIds, IdMap, identity, rows_by_identity, whole_number
 from ooc.stores.io.remote.group import RemoteGroup
-from ooc.stores.manifest import Graphs, IdKind, Task
+from ooc.stores.labels import Task
+from ooc.stores.manifest import Graphs, IdKind
 
 
 class GraphSet:

@@ -18,11 +18,12 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.stores.array_names import NODE
 from ooc.stores.arrays.lmdb_rows import Environment, environment
 from ooc.stores.errors import InputError, StoreError
 from ooc.stores.io.atomic import database_error, disk_errors
 from ooc.stores.io.remote.group import RemoteGroup
-from ooc.stores.manifest import NODE, IdKind
+from ooc.stores.manifest import IdKind
 
 MAX_ID_BYTES = 511
 """LMDB's limit on a key"""

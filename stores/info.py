@@ -4,14 +4,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
 from ooc.stores.arrays.encoding import encoding_of
 from ooc.stores.arrays.zarr_rows import open_zarr_rows
 from ooc.stores.fingerprints import array_names, fingerprint
 from ooc.stores.growth.delta import Appended, reading
 from ooc.stores.io.remote.group import RemoteGroup
 from ooc.stores.io.remote.url import store_path
-from ooc.stores.manifest import Manifest, arrays_of, read_manifest, version_of
+from ooc.stores.manifest import Manifest
+from ooc.stores.metadata import arrays_of, read_manifest, version_of
 from ooc.stores.remote.mirror import opened
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import google_crc32c
 import zarr
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
+from ooc.stores.array_names import DELTA
 from ooc.stores.arrays.checksums import checksums, has_checksums
 from ooc.stores.arrays.encoding import encoding_of
 from ooc.stores.arrays.zarr_rows import ForeignRows, ShardedRows, open_zarr_rows
@@ -20,7 +21,8 @@ from ooc.stores.growth.delta import reading
 from ooc.stores.io.remote.array import RemoteArray
 from ooc.stores.io.remote.group import RemoteGroup
 from ooc.stores.io.working import tidy
-from ooc.stores.manifest import DELTA, EdgeType, Manifest, arrays_of, damaged_metadata, read_manifest, version_of
+from ooc.stores.manifest import EdgeType, Manifest
+from ooc.stores.metadata import arrays_of, damaged_metadata, read_manifest, version_of
 from ooc.stores.remote.mirror import opened
 
 Progress = Callable[[int, int], None]

@@ -8,7 +8,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
+from ooc.stores.array_names import NODE
 from ooc.stores.arrays.encoding import DecodedRows, Encoding, arrays_in, encoding_of
 from ooc.stores.arrays.external import open_features
 from ooc.stores.arrays.lmdb_rows import LmdbRows
@@ -25,7 +26,8 @@ from ooc.stores.ids import AnyIds, FetchedIds, GrownIds, IdMap, identity, rows_b
 from ooc.stores.io.engines import describe
 from ooc.stores.io.remote.group import RemoteGroup
 from ooc.stores.io.shared_blocks import SharedBlocks
-from ooc.stores.manifest import NODE, NodeType, Task
+from ooc.stores.labels import Task
+from ooc.stores.manifest import NodeType
 
 
 class NodeSet:

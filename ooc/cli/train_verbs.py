@@ -104,7 +104,7 @@ def init(
     """Print a configuration with comments, for `ooc train --config`."""
     from ooc.cli.template import template
     from ooc.config.nodes import NodeConfig
-    from ooc.stores.manifest import arrays_of, read_manifest
+    from ooc.stores.metadata import arrays_of, read_manifest
     from ooc.stores.remote.mirror import opened
 
     with opened(store, cache_dir, cache) as path:

@@ -14,7 +14,7 @@ from ooc.metrics.losses import LabelLoss
 from ooc.metrics.numbers import SCORES, LossName, RegressionLoss, RegressionScores
 from ooc.runtime.ranks import Ranks
 from ooc.stores.errors import ConfigError
-from ooc.stores.manifest import Task
+from ooc.stores.labels import Task
 
 LOWER_IS_BETTER = frozenset(("loss", "mse", "mae", "rmse"))
 """scores of which less is better; of all others more is"""

@@ -13,11 +13,11 @@ from torch_geometric.data import Batch, Data, Dataset
 from torch_geometric.data.data import BaseData
 
 from ooc.pyg.data_arrays import DataArrays, arrays_of, as_array, edges_of, in_memory
+from ooc.stores.array_names import SPLIT_CODES
 from ooc.stores.errors import InputError
 from ooc.stores.ingest.arrays import Array, RowBlocks, is_taken
 from ooc.stores.ingest.datasets import OF_GRAPHS
 from ooc.stores.io.working import scratch_folder
-from ooc.stores.manifest import SPLIT_CODES
 
 _FLUSH_BYTES = 8 << 20
 _HEADER_BYTES = 128

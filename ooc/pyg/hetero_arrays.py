@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ooc.pyg.data_arrays import as_array, edges_of
+from ooc.stores.array_names import EdgeKey, check_type_name
 from ooc.stores.errors import InputError
 from ooc.stores.ingest import HeteroSpec, IngestSpec
 from ooc.stores.ingest.arrays import Array, RowBlocks
 from ooc.stores.ingest.lazy import LazyArray
 from ooc.stores.ingest.typed_settings import MASKS, typed_settings
 from ooc.stores.ingest.typed_spec import REVERSE
-from ooc.stores.manifest import EdgeKey, check_type_name
 
 if TYPE_CHECKING:
     from torch_geometric.data import HeteroData

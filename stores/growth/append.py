@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ooc.stores.array_names import VERSIONS, show_edge_type
 from ooc.stores.errors import ConfigError
 from ooc.stores.growth.delta import Appended, Appending, appending, total_of
 from ooc.stores.growth.newedges import NewEdges
@@ -17,7 +18,8 @@ from ooc.stores.growth.versions import alone
 from ooc.stores.ingest.datasets import gather
 from ooc.stores.ingest.duck import Duck, Progress, silent
 from ooc.stores.ingest.inputs import Inputs
-from ooc.stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, show_edge_type, version_of
+from ooc.stores.manifest import Manifest
+from ooc.stores.metadata import arrays_of, read_manifest, version_of
 
 
 @dataclass(frozen=True)

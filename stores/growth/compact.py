@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 from os import PathLike
 
+from ooc.stores.array_names import VERSIONS
 from ooc.stores.growth.delta import Appended, reading, remove
 from ooc.stores.growth.grow import Growing
 from ooc.stores.growth.lineage import note
@@ -12,7 +13,8 @@ from ooc.stores.growth.versions import alone, remove_unused, view_folder
 from ooc.stores.ingest.duck import Progress, silent
 from ooc.stores.io.atomic import partial_path
 from ooc.stores.io.remote.url import refuse_url
-from ooc.stores.manifest import VERSIONS, Manifest, arrays_of, read_manifest, set_version, version_of
+from ooc.stores.manifest import Manifest
+from ooc.stores.metadata import arrays_of, read_manifest, set_version, version_of
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,13 @@ from typing import Any
 import lmdb
 import numpy as np
 
+from ooc.stores.array_names import DELTA, VERSIONS
 from ooc.stores.arrays.descriptions import write_placeholder
 from ooc.stores.arrays.rows import AnyArray
 from ooc.stores.errors import StoreError
 from ooc.stores.io.atomic import database_error, disk_errors, publish, remove_tree, removed_path
 from ooc.stores.io.segments import forget_map, map_of
-from ooc.stores.manifest import DELTA, VERSIONS, says_appended, set_appended
+from ooc.stores.metadata import says_appended, set_appended
 
 RECORD_ROWS = 2**16
 RECORD_BYTES = 2**22

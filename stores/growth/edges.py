@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
+from ooc.stores.array_names import EdgeKey
 from ooc.stores.arrays.encoding import arrays_in, names_of_scales
 from ooc.stores.arrays.rows import AnyArray
 from ooc.stores.arrays.segment_rows import read_range
@@ -24,7 +25,6 @@ from ooc.stores.growth.parts import EdgePart
 from ooc.stores.growth.sorting import Column, ColumnWriter, Sorter
 from ooc.stores.ingest.duck import Progress
 from ooc.stores.io.segments import forget
-from ooc.stores.manifest import EdgeKey
 
 Fields = dict[str, tuple[Any, tuple[int, ...]]]
 Columns = Mapping[str, Column]

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
+from ooc.stores.array_names import EdgeKey
 from ooc.stores.arrays.encoding import arrays_in
 from ooc.stores.arrays.rows import AnyArray
 from ooc.stores.arrays.segment_rows import read_range
@@ -30,7 +31,8 @@ from ooc.stores.growth.sorting import Column, Sorter
 from ooc.stores.ids import grow_ids, write_ids
 from ooc.stores.ingest.duck import Progress
 from ooc.stores.io.segments import forget
-from ooc.stores.manifest import EdgeKey, EdgeType, Input, Manifest, NodeType
+from ooc.stores.manifest import EdgeType, Input, Manifest, NodeType
+from ooc.stores.metadata import read_manifest
 
 STAGE = "stage"
 BLOCK_BYTES = 2**24
@@ -59,7 +61,7 @@ class Growing:
     ) -> None:
         self.root, self.delta, self.out, self.whole, self.progress, self.view = root, delta, out, whole, progress, view
         self.room = room
-        self.old = names.read_manifest(root)
+        self.old = read_manifest(root)
         self.total = sum(delta.appends, Appended())
         self._nodes, self._edges = node_parts(self.old), edge_parts(self.old)
         self.counts = {name: part.type.count + self.total.of(part.prefix).nodes for name, part in self._nodes.items()}
@@ -97,7 +99,7 @@ class Growing:
         of_nodes = [part.array(name) for part in self._nodes.values() for name in arrays_in(view / part.array(""))]
         for name in ("graph", names.EVENTS, "edge", *of_nodes):
             link_array(view, self.out, name)
-        self._merged = names.read_manifest(view)
+        self._merged = read_manifest(view)
 
     def _write_edges(self, part: EdgePart) -> None:
         """Write the edges of a type where there are new ones, or its ends have new nodes."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.stores.array_names import NODE, VERSIONS, node_array
 from ooc.stores.arrays.encoding import arrays_in
 from ooc.stores.errors import StoreError
 from ooc.stores.fingerprints import fingerprint_of
@@ -22,7 +23,8 @@ from ooc.stores.growth.parts import NodePart, edge_parts, node_parts
 from ooc.stores.growth.place import with_appends
 from ooc.stores.growth.versions import STATE, state_folder
 from ooc.stores.io.atomic import replacing, write_file
-from ooc.stores.manifest import NODE, VERSIONS, Manifest, arrays_of, node_array, read_manifest, version_of
+from ooc.stores.manifest import Manifest
+from ooc.stores.metadata import arrays_of, read_manifest, version_of
 
 Ints = NDArray[np.int64]
 Touched = Mapping[str, NDArray[np.int32]]

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
 from ooc.stores.fingerprints import array_names
 
 

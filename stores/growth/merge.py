@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
+from ooc.stores.array_names import EdgeKey
 from ooc.stores.arrays.rows import AnyArray, Rows
 from ooc.stores.arrays.segment_rows import read_range
 from ooc.stores.arrays.zarr_rows import open_zarr_rows
@@ -25,7 +26,6 @@ from ooc.stores.growth.sorting import Column, until
 from ooc.stores.ingest.edges import CscWriter
 from ooc.stores.io.segments import forget
 from ooc.stores.jit import kernel
-from ooc.stores.manifest import EdgeKey
 
 Ints = NDArray[np.int64]
 BLOCK_ROWS = 2**19

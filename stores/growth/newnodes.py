@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
 from ooc.stores.arrays.encoding import arrays_in, encoding_of
 from ooc.stores.arrays.rows import AnyArray
 from ooc.stores.arrays.zarr_rows import open_zarr_rows

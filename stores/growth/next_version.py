@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ooc.stores.array_names import VERSIONS
 from ooc.stores.growth.lineage import forget_states
 from ooc.stores.growth.versions import remove_unused
 from ooc.stores.io.atomic import disk_errors, partial_path
-from ooc.stores.manifest import VERSIONS, read_manifest, set_version
+from ooc.stores.metadata import read_manifest, set_version
 
 
 @contextmanager

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ooc.stores import manifest as names
-from ooc.stores.manifest import EdgeKey, EdgeType, Input, Manifest, NodeType, Task, Time, show_edge_type
+from ooc.stores import array_names as names
+from ooc.stores.array_names import EdgeKey, show_edge_type
+from ooc.stores.labels import Task
+from ooc.stores.manifest import EdgeType, Input, Manifest, NodeType, Time
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from ooc.stores.growth.delta import Appended, reading
 from ooc.stores.growth.versions import AGAIN_SECONDS, Hold, hold_current, view_folder
 from ooc.stores.growth.view import _merge_view
 from ooc.stores.io.working import tidy
-from ooc.stores.manifest import Manifest, arrays_of, check_metadata, read_manifest, version_of
+from ooc.stores.manifest import Manifest
+from ooc.stores.metadata import arrays_of, check_metadata, read_manifest, version_of
 
 if TYPE_CHECKING:
     from ooc.stores.ingest.duck import Progress

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
 from ooc.stores.arrays.encoding import Encoding, arrays_in, encoding_of, scale_name
 from ooc.stores.arrays.whole import blocks, whole
 from ooc.stores.arrays.zarr_rows import open_zarr_rows
@@ -27,7 +27,8 @@ from ooc.stores.ingest.duck import Progress, silent
 from ooc.stores.ingest.fit_map import Fit, Labels, fit_map, narrowed
 from ooc.stores.ingest.reductions import Reduction
 from ooc.stores.ingest.splits import training_rows
-from ooc.stores.manifest import Manifest, NodeType, Reduced, arrays_of, read_manifest, version_of
+from ooc.stores.manifest import Manifest, NodeType, Reduced
+from ooc.stores.metadata import arrays_of, read_manifest, version_of
 from ooc.stores.sizes import format_bytes
 
 OUTSIDE_BYTES = 350_000_000

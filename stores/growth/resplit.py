@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
+from ooc.stores.array_names import SPLIT_CODES
 from ooc.stores.arrays.encoding import arrays_in
 from ooc.stores.arrays.segment_rows import read_range
 from ooc.stores.arrays.zarr_rows import open_zarr_rows
@@ -23,16 +24,9 @@ from ooc.stores.growth.versions import alone
 from ooc.stores.ingest import labels
 from ooc.stores.ingest.random_split import random_bits
 from ooc.stores.ingest.splits import READ_ITEMS, bits_of, open_split, write_splits
-from ooc.stores.manifest import (
-    SPLIT_CODES,
-    Graphs,
-    Manifest,
-    NodeType,
-    Task,
-    arrays_of,
-    read_manifest,
-    version_of,
-)
+from ooc.stores.labels import Task
+from ooc.stores.manifest import Graphs, Manifest, NodeType
+from ooc.stores.metadata import arrays_of, read_manifest, version_of
 
 Bits = Iterator[NDArray[np.uint8]]
 

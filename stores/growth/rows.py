@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.stores.array_names import NODE
 from ooc.stores.arrays.rows import AnyArray, Ids, Rows, check_request
 from ooc.stores.io.threads import Background
-from ooc.stores.manifest import NODE
 
 DELTA_ROWS, DELTA_VALUES = "row", "value"
 """arrays of a view: the new or changed rows, ascending, and their values"""

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from ooc.stores.array_names import HOMOGENEOUS, NODE, EdgeKey, parse_edge_type, show_edge_type
 from ooc.stores.errors import ConfigError
 from ooc.stores.ingest.spec import BY_EDGE_TYPE, BY_NODE_TYPE, IngestSpec
 from ooc.stores.ingest.typed_spec import (
@@ -19,7 +20,6 @@ from ooc.stores.ingest.typed_spec import (
     made_of_type,
     only,
 )
-from ooc.stores.manifest import HOMOGENEOUS, NODE, EdgeKey, parse_edge_type, show_edge_type
 from ooc.stores.sizes import parse_bytes
 
 FIELDS = (

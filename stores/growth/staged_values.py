@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ooc.stores.array_names import SPLIT_CODES
 from ooc.stores.arrays.encoding import INT8_MOST, Encoding
 from ooc.stores.arrays.rows import AnyArray
 from ooc.stores.arrays.zarr_rows import ForeignRows, ShardedRows
@@ -17,7 +18,7 @@ from ooc.stores.ingest import nodes
 from ooc.stores.ingest import splits as split_files
 from ooc.stores.ingest.duck import Progress
 from ooc.stores.ingest.labels import refuse_infinite
-from ooc.stores.manifest import SPLIT_CODES, Task
+from ooc.stores.labels import Task
 
 _STORED = ("float32", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64")
 

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
+from ooc.stores.array_names import VERSIONS
 from ooc.stores.arrays.descriptions import DESCRIPTION, write_placeholder
 from ooc.stores.errors import StoreError
 from ooc.stores.io.atomic import disk_errors, remove_leftovers, remove_tree, removed_path
 from ooc.stores.io.working import tidy
-from ooc.stores.manifest import VERSIONS, arrays_of, version_of, write_group
+from ooc.stores.metadata import arrays_of, version_of, write_group
 
 _TOP = ("graph", names.GRAPHS, names.EVENTS, "node", "edge", names.REDUCTIONS, names.CHECKSUMS, names.IDS, names.GRAPH_IDS)
 """what a store without versions has at its top level"""

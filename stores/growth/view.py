@@ -11,7 +11,7 @@ from ooc.stores.io.atomic import partial_path
 
 if TYPE_CHECKING:
     from ooc.stores.ingest.duck import Progress
-from ooc.stores.manifest import arrays_of, version_of
+from ooc.stores.metadata import arrays_of, version_of
 
 
 def _merge_view(path: Path, memory: int | None, progress: "Progress | None") -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
+from ooc.stores.array_names import EdgeKey, show_edge_type
 from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.build import finish_store
 from ooc.stores.errors import ConfigError, InputError, StoreError
@@ -33,7 +34,7 @@ from ooc.stores.ingest.steps import Steps, fingerprint
 from ooc.stores.ingest.typed_spec import HeteroSpec, Spec
 from ooc.stores.io.atomic import check_absent, partial_path, write_error
 from ooc.stores.io.working import tidy
-from ooc.stores.manifest import EdgeKey, Manifest, Partition, show_edge_type
+from ooc.stores.manifest import Manifest, Partition
 from ooc.stores.sizes import format_bytes
 
 _FREE = {"memory"}

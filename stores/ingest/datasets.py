@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.stores.array_names import SPLIT_CODES, EdgeKey
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.ingest import graphbolt, ogb
 from ooc.stores.ingest.arrays import (
@@ -36,7 +37,6 @@ from ooc.stores.ingest.sources import (
 )
 from ooc.stores.ingest.spec import OF_EVENTS, IngestSpec
 from ooc.stores.ingest.typed_settings import EDGE_LABELS
-from ooc.stores.manifest import SPLIT_CODES, EdgeKey
 
 OF_GRAPHS = "graphs."
 """prefix of the names of arrays with a row per graph, and of the graphs' offsets `ptr`, among arrays in memory"""

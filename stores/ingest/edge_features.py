@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
+from ooc.stores.array_names import HOMOGENEOUS, EdgeKey
 from ooc.stores.arrays.encoding import scale_name
 from ooc.stores.ingest import nodes
 from ooc.stores.ingest.arrange import MakeSink
@@ -21,7 +22,6 @@ from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.sources import find
 from ooc.stores.ingest.spec import IngestSpec
 from ooc.stores.ingest.steps import Steps
-from ooc.stores.manifest import HOMOGENEOUS, EdgeKey
 
 _STORED = {"auto": "float32", "int64": "float32", "int8": "bfloat16"}
 """event features are floats; int8's scale would depend on later events"""

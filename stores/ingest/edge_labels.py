@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
+from ooc.stores.array_names import HOMOGENEOUS, EdgeKey
 from ooc.stores.ingest import labels, nodes
 from ooc.stores.ingest import splits as split_files
 from ooc.stores.ingest.arrange import MakeSink
@@ -17,7 +18,6 @@ from ooc.stores.ingest.ids import EdgeColumns
 from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.spec import IngestSpec
 from ooc.stores.ingest.steps import Steps
-from ooc.stores.manifest import HOMOGENEOUS, EdgeKey
 
 NONE: dict[str, Any] = {"task": None, "num_classes": None, "class_names": None, "splits": {}}
 """what a store says of edges without labels and splits"""

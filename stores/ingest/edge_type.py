@@ -5,7 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
+from ooc.stores.array_names import HOMOGENEOUS, EdgeKey, show_edge_type
 from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.ingest import edges as csc
@@ -24,7 +25,7 @@ from ooc.stores.ingest.shards import Shard
 from ooc.stores.ingest.spec import IngestSpec
 from ooc.stores.ingest.steps import Steps
 from ooc.stores.ingest.times import TimeColumn, time_column
-from ooc.stores.manifest import HOMOGENEOUS, EdgeKey, EdgeTime, EdgeType, Input, show_edge_type
+from ooc.stores.manifest import EdgeTime, EdgeType, Input
 
 
 class EdgeTypeIngest:

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import DTypeLike, NDArray
 
+from ooc.stores.array_names import HOMOGENEOUS, EdgeKey, graph_array
 from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.errors import InputError
 from ooc.stores.graph import index_dtype
 from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest.duck import Duck, Progress
 from ooc.stores.ingest.key_sort import Batch, sorted_by_key
-from ooc.stores.manifest import HOMOGENEOUS, EdgeKey, graph_array
 
 NODE_ROWS = 1 << 20
 """entries of indptr or weight_sum computed at a time"""

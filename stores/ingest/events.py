@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.lib.format import open_memmap
 from numpy.typing import DTypeLike, NDArray
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
 from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.errors import InputError
 from ooc.stores.graph import index_dtype
@@ -30,6 +30,7 @@ from ooc.stores.ingest.renumber import ARRANGE_SHARE
 from ooc.stores.ingest.shards import Shard
 from ooc.stores.ingest.spec import IngestSpec
 from ooc.stores.ingest.steps import Steps
+from ooc.stores.manifest import Time
 
 INPUT = "input"
 """the array of events' input positions, if those are not their numbers"""
@@ -141,12 +142,12 @@ class Events:
             file.flush()
         return {}
 
-    def described(self) -> names.Time:
+    def described(self) -> Time:
         """The manifest's entry."""
         time = self.columns.time
         assert time is not None
         dtype: Any = time.dtype.name
-        return names.Time(events=self.count, dtype=dtype, unit=time.unit, sorted=self.sorted)
+        return Time(events=self.count, dtype=dtype, unit=time.unit, sorted=self.sorted)
 
 
 class _Staged:

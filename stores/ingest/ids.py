@@ -14,13 +14,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ooc.stores.array_names import NODE
 from ooc.stores.errors import InputError
 from ooc.stores.ids import write_ids
 from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest.duck import Duck, MemoryShort, Progress
 from ooc.stores.ingest.sources import INT_TYPES, TEXT_TYPES, Table, first
 from ooc.stores.ingest.times import TimeColumn
-from ooc.stores.manifest import NODE, IdKind
+from ooc.stores.manifest import IdKind
 
 ID_BYTES = 300
 """memory of one distinct id in DuckDB's hash table (measured: 160 for 11 characters), rounded up"""

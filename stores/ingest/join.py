@@ -14,7 +14,7 @@ import zarr
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
 from ooc.stores.arrays.checksums import checksums
 from ooc.stores.arrays.encoding import SCALE
 from ooc.stores.arrays.whole import blocks
@@ -29,7 +29,8 @@ from ooc.stores.ingest.steps import Steps, fingerprint
 from ooc.stores.io.atomic import check_absent, disk_errors, write_error
 from ooc.stores.io.remote.url import refuse_url
 from ooc.stores.io.working import tidy
-from ooc.stores.manifest import SHARD, Manifest
+from ooc.stores.manifest import Manifest
+from ooc.stores.metadata import SHARD
 
 _INDPTR = "indptr"
 

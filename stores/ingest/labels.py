@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.stores.array_names import node_array
 from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.errors import InputError
 from ooc.stores.ingest import duck as sql
@@ -17,7 +18,7 @@ from ooc.stores.ingest.columns import categories_of, match_columns, table_rows
 from ooc.stores.ingest.duck import Duck
 from ooc.stores.ingest.nodes import Rows
 from ooc.stores.ingest.sources import Table
-from ooc.stores.manifest import Task, as_targets, label_attributes, label_dtype, node_array
+from ooc.stores.labels import Task, as_targets, label_attributes, label_dtype
 
 LabelKind = Literal["auto", "classification", "regression"]
 """what is said of labels: classes, or numbers to predict; auto: numbers if many have a fraction"""

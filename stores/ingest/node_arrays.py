@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
 from ooc.stores.arrays.encoding import scale_name
 from ooc.stores.arrays.whole import whole
 from ooc.stores.arrays.zarr_rows import open_zarr_rows

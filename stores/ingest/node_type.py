@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
 from ooc.stores.errors import InputError
 from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest import ids

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.stores.array_names import node_array
 from ooc.stores.arrays.encoding import DTYPE, SCALE, scale_name, scale_of, to_bfloat16, to_int8
 from ooc.stores.arrays.zarr_write import Appender, write_array
 from ooc.stores.errors import ConfigError, InputError
@@ -16,7 +17,6 @@ from ooc.stores.ingest.duck import Progress
 from ooc.stores.ingest.lazy import LazyArray
 from ooc.stores.ingest.sources import EXACT, open_array, read_rows
 from ooc.stores.io.threads import ahead
-from ooc.stores.manifest import node_array
 
 BLOCK_BYTES = 16 << 20
 Block = NDArray[Any]

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ooc.stores.array_names import EdgeKey, check_type_name
 from ooc.stores.errors import InputError
 from ooc.stores.ingest.arrays import EDGE_FEATURES, RowBlocks, save_arrays
 from ooc.stores.ingest.columns import table_rows
@@ -22,7 +23,6 @@ from ooc.stores.ingest.sources import Table, TableFile, open_table
 from ooc.stores.ingest.spec import IngestSpec
 from ooc.stores.ingest.typed_settings import MASKS, typed_settings
 from ooc.stores.ingest.typed_spec import HeteroSpec
-from ooc.stores.manifest import EdgeKey, check_type_name
 
 _SPLIT_FILES = {"train": "train", "val": "valid", "test": "test"}
 _KNOWN = ("edge", "node-feat", "node-label", "num-node-list", "num-edge-list")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.stores.manifest import SPLIT_CODES
+from ooc.stores.array_names import SPLIT_CODES
 
 Masks = Callable[[], Iterator[NDArray[np.bool_]]]
 """which nodes are drawn from: bool[n] of consecutive nodes, any number of times"""

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
 from ooc.stores.arrays.segment_rows import read_range
 from ooc.stores.arrays.zarr_rows import open_zarr_rows
 from ooc.stores.arrays.zarr_write import write_array

@@ -17,11 +17,13 @@ from typing import Any, Self
 
 from numpy.typing import DTypeLike, NDArray
 
+from ooc.stores.array_names import IDS
 from ooc.stores.errors import ConfigError
 from ooc.stores.fingerprints import file_crc32c
 from ooc.stores.ingest.arrange import MakeSink, Sink
 from ooc.stores.io.atomic import check_absent, publish, remove_unfinished
-from ooc.stores.manifest import IDS, SHARD, Manifest, write_group
+from ooc.stores.manifest import Manifest
+from ooc.stores.metadata import SHARD, write_group
 
 _FOLDERS = re.compile(r"[^=,]*/")
 

@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ooc.stores.array_names import HOMOGENEOUS, NODE, EdgeKey
 from ooc.stores.errors import ConfigError
 from ooc.stores.ingest.reductions import Reduction
 from ooc.stores.ingest.shards import Shard
-from ooc.stores.manifest import HOMOGENEOUS, NODE, EdgeKey, Partition, TimeUnit
+from ooc.stores.manifest import Partition, TimeUnit
 from ooc.stores.sizes import parse_bytes
 
 OF_EVENTS = ("src", "dst", "time", "weight")

@@ -14,6 +14,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from ooc.stores.array_names import SPLIT_CODES, node_array
 from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.errors import InputError
 from ooc.stores.ingest import duck as sql
@@ -21,7 +22,6 @@ from ooc.stores.ingest.arrange import MakeSink
 from ooc.stores.ingest.duck import Duck
 from ooc.stores.ingest.sources import Table, open_array, read_column, read_items
 from ooc.stores.ingest.sources import first as first_row
-from ooc.stores.manifest import SPLIT_CODES, node_array
 
 BITS = {name: 1 << code for name, code in SPLIT_CODES.items()}
 WINDOW_NODES = 1 << 25

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ooc.stores.array_names import EdgeKey, show_edge_type
 from ooc.stores.errors import ConfigError
 from ooc.stores.ingest.spec import IngestSpec
 from ooc.stores.ingest.typed_spec import EdgeTypeSpec, HeteroSpec, NodeTypeSpec
-from ooc.stores.manifest import EdgeKey, show_edge_type
 
 MASKS = ("train_mask", "val_mask", "test_mask")
 EDGE_LABELS = ("edge_y", "y")

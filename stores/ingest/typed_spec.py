@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from ooc.stores.array_names import HOMOGENEOUS, EdgeKey, check_type_name, parse_edge_type, show_edge_type
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.ingest.shards import Shard
 from ooc.stores.ingest.spec import BY_EDGE_TYPE, BY_NODE_TYPE, IngestSpec
-from ooc.stores.manifest import HOMOGENEOUS, EdgeKey, check_type_name, parse_edge_type, show_edge_type
 from ooc.stores.sizes import parse_bytes
 
 REVERSE = "rev_"

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import zarr
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
 from ooc.stores.arrays.checksums import FOLDER, has_checksums
 from ooc.stores.arrays.zarr_rows import Shards, chunk_keys, open_zarr_rows
 from ooc.stores.errors import ConfigError, StoreError
@@ -32,7 +32,8 @@ from ooc.stores.io.remote.cache import CacheDir, default_folder, mirror_lock
 from ooc.stores.io.remote.client import QUICK_ATTEMPTS, REQUESTS, Client, client_of
 from ooc.stores.io.remote.group import RemoteGroup
 from ooc.stores.io.remote.url import StoreUrl, store_path
-from ooc.stores.manifest import arrays_listed, arrays_of, says_appended
+from ooc.stores.manifest import Manifest
+from ooc.stores.metadata import ATTRIBUTE, VERSION, arrays_listed, arrays_of, read_manifest, says_appended
 from ooc.stores.sizes import format_bytes, parse_bytes
 
 MIRRORS = "mirrors"
@@ -146,15 +147,15 @@ def opened(path: Any, cache_dir: Path | str | None = None, cache: int | str | No
             mirror.close()
 
 
-def manifest_at(path: Any) -> names.Manifest:
+def manifest_at(path: Any) -> Manifest:
     """Return the manifest of the store at a path or URL, by one request past the cache. Raises as `opened` and `read_manifest`
     do."""
     url = store_path(path)
     if not isinstance(url, StoreUrl):
-        return names.read_manifest(url)
+        return read_manifest(url)
     with TemporaryDirectory() as folder:
         Path(folder, _METADATA).write_bytes(_first(client_of(url)))
-        return names.read_manifest(folder)
+        return read_manifest(folder)
 
 
 def mirror_of(path: Any, cache_dir: Path | str | None = None, cache: int | str | None = None) -> Mirror | None:
@@ -181,8 +182,8 @@ def _inner(client: Client, url: StoreUrl, top: bytes) -> tuple[str, bytes]:
     """Folder of the arrays below the store, "" for the store itself, and the zarr.json of that folder."""
     try:
         attributes = json.loads(top)["attributes"]
-        version = attributes.get(names.VERSION, "")
-        named = names.ATTRIBUTE in attributes and (not version or str(version).isdecimal())
+        version = attributes.get(VERSION, "")
+        named = ATTRIBUTE in attributes and (not version or str(version).isdecimal())
     except (ValueError, KeyError, TypeError, AttributeError):
         named = False
     if not named:

@@ -10,6 +10,7 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ooc.stores.array_names import EdgeKey
 from ooc.stores.build import write_hetero_store, write_store
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, InputError, StoreError
@@ -19,7 +20,6 @@ from ooc.stores.growth.compact import compact
 from ooc.stores.growth.resplit import resplit
 from ooc.stores.info import describe
 from ooc.stores.integrity import verify
-from ooc.stores.manifest import EdgeKey
 
 WRITES, BACK, CITES = ("author", "writes", "paper"), ("paper", "rev_writes", "author"), ("paper", "cites", "paper")
 COUNTS = {"paper": 30, "author": 12, "venue": 3}

@@ -13,7 +13,7 @@ from ooc.stores.errors import StoreError
 from ooc.stores.fingerprints import array_names, file_crc32c, fingerprint
 from ooc.stores.info import describe
 from ooc.stores.integrity import verify
-from ooc.stores.manifest import read_manifest
+from ooc.stores.metadata import read_manifest
 
 
 def flip(path: Path, at: int) -> None:

@@ -9,22 +9,14 @@ import pytest
 import zarr
 from pydantic import ValidationError
 
+from ooc.stores.array_names import check_type_name, parse_edge_type
 from ooc.stores.build import write_store
 from ooc.stores.errors import InputError, StoreError
 from ooc.stores.graph import Graph
 from ooc.stores.info import describe
-from ooc.stores.manifest import (
-    FORMAT_VERSION,
-    EdgeType,
-    Graphs,
-    Manifest,
-    NodeType,
-    check_type_name,
-    label_dtype,
-    parse_edge_type,
-    read_manifest,
-    write_manifest,
-)
+from ooc.stores.labels import label_dtype
+from ooc.stores.manifest import FORMAT_VERSION, EdgeType, Graphs, Manifest, NodeType
+from ooc.stores.metadata import read_manifest, write_manifest
 
 
 def sample() -> Manifest:

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ooc.stores.array_names import EdgeKey, node_array
 from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.build import write_hetero_store
 from ooc.stores.graph import Graph
-from ooc.stores.manifest import EdgeKey, node_array
 from tools.graphs.make_graph import feature_blocks
 
 NODES = {"author": 1_134_649, "field_of_study": 59_965, "institution": 8_740, "paper": 736_389}

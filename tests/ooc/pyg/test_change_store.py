@@ -13,7 +13,7 @@ import torch
 import ooc
 from ooc.cli.main import main
 from ooc.stores.growth.spec import FIELDS
-from ooc.stores.manifest import write_group
+from ooc.stores.metadata import write_group
 from tests.conftest import MakeStore
 
 

@@ -14,11 +14,11 @@ from torch_geometric.data import Dataset as Dataset_of_PyG
 import ooc
 from ooc.cli.main import main
 from ooc.pyg.dataset_source import ingest as from_pyg
+from ooc.stores.array_names import EdgeKey
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.ingest import IngestSpec
 from ooc.stores.integrity import verify
-from ooc.stores.manifest import EdgeKey
 
 WRITES, CITES, REV = ("author", "writes", "paper"), ("paper", "cites", "paper"), ("paper", "rev_writes", "author")
 

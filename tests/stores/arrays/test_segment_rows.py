@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.stores import manifest as names
+from ooc.stores import array_names as names
 from ooc.stores.arrays.rows import ArrayRows
 from ooc.stores.arrays.segment_rows import read_range
 from ooc.stores.arrays.zarr_rows import open_zarr_rows
@@ -21,6 +21,7 @@ from ooc.stores.fingerprints import fingerprint
 from ooc.stores.graph import Graph
 from ooc.stores.info import describe
 from ooc.stores.integrity import verify
+from ooc.stores.manifest import Partition
 from tests.conftest import MakeStore
 
 PARTS = [0, 10, 11, 50]
@@ -35,7 +36,7 @@ def test_parts_come_back_with_what_they_are_worth(make_store: MakeStore) -> None
         target = np.repeat(np.arange(50), np.diff(ds.graph.indptr))
         of = np.searchsorted(PARTS, np.arange(50), side="right")
         cut = float((of[ds.graph.indices] != of[target]).mean())
-        assert ds.manifest.partition == names.Partition(parts=3, method="given", cut=cut, balance=39 / (50 / 3))
+        assert ds.manifest.partition == Partition(parts=3, method="given", cut=cut, balance=39 / (50 / 3))
         assert judge(ds.graph, np.array([0, 50]), "given").cut == 0
     assert verify(path) == []
     assert describe(path)["partition"]["parts"] == 3

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from ooc.stores.array_names import DELTA
 from ooc.stores.dataset import Dataset
 from ooc.stores.growth.append import append
 from ooc.stores.growth.compact import compact
 from ooc.stores.info import describe
 from ooc.stores.integrity import verify
-from ooc.stores.manifest import DELTA
 from tests.stores.growth.test_rules import E, more, store
 from tools.bench.lib.killed_syscall import run_until
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ooc.stores.array_names import DELTA
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError, InputError, OocError, StoreError
 from ooc.stores.growth import compact as compact_module
@@ -20,7 +21,6 @@ from ooc.stores.growth.versions import alone
 from ooc.stores.info import describe
 from ooc.stores.ingest import IngestSpec, ingest
 from ooc.stores.integrity import verify
-from ooc.stores.manifest import DELTA
 
 N, E = 6, 20
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ooc.stores.array_names import EdgeKey
 from ooc.stores.build import write_hetero_store
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.graph import Graph
 from ooc.stores.ingest import ingest, spec_of
 from ooc.stores.integrity import verify
-from ooc.stores.manifest import EdgeKey
 from tests.forked import python
 
 WRITES, CITES, IN = ("author", "writes", "paper"), ("paper", "cites", "paper"), ("paper", "in", "venue")

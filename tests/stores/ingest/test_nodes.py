@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 import zarr
 
+from ooc.stores.array_names import edge_array
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, InputError, StoreError
 from ooc.stores.ingest import IngestSpec, ingest, nodes, sources
-from ooc.stores.manifest import edge_array
 from tests.stores.damage import flip, shard
 
 RNG = np.random.default_rng(0)

@@ -25,7 +25,7 @@ from ooc.stores.ingest.fit_map import Fit, fit_map, narrowed
 from ooc.stores.ingest.nodes import Rows
 from ooc.stores.ingest.reductions import Reduction
 from ooc.stores.integrity import verify
-from ooc.stores.manifest import read_manifest
+from ooc.stores.metadata import read_manifest
 from tests.forked import python
 
 CLOSE = 1e-5

@@ -12,10 +12,10 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ooc.stores.array_names import SPLIT_CODES
 from ooc.stores.errors import InputError
 from ooc.stores.ingest import sources, splits
 from ooc.stores.ingest.duck import Duck
-from ooc.stores.manifest import SPLIT_CODES
 
 FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 FORMS = ("ids", "int32 ids", "mask", "uint8 mask", "int64 mask", "masks [S, N]", "masks [N, S]", "masks by columns")

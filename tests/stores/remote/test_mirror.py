@@ -21,7 +21,7 @@ from ooc.stores.growth.spec import AppendSpec
 from ooc.stores.info import describe
 from ooc.stores.integrity import verify
 from ooc.stores.io.remote.url import StoreUrl
-from ooc.stores.manifest import arrays_of
+from ooc.stores.metadata import arrays_of
 from ooc.stores.remote.mirror import CacheSettings, Mirror, manifest_at, opened
 from tests.conftest import random_edges
 from tests.forked import Python

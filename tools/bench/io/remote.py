@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import ooc
-from ooc.stores.manifest import read_manifest, write_manifest
+from ooc.stores.metadata import read_manifest, write_manifest
 from ooc.stores.sizes import parse_bytes
 from tools.bench.lib.machine import describe
 from tools.bench.lib.range_server import COUNTS

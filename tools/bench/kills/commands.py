@@ -178,7 +178,7 @@ def _is_appended(folder: Path) -> bool:
 
 
 def _has_versions(folder: Path) -> bool:
-    from ooc.stores.manifest import version_of
+    from ooc.stores.metadata import version_of
 
     return bool(version_of(folder / GROWN))
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ooc.stores.array_names import node_array
 from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.dataset import Dataset
-from ooc.stores.manifest import node_array
 from tools.bench.io.ingest import ingest
 from tools.bench.lib.machine import describe
 from tools.graphs.make_graph import feature_blocks, make_graph
