@@ -6,9 +6,10 @@ from typing import Any, ClassVar, Self
 
 import torch
 
+from ooc.loading.read_counts import ReadCounts
 from ooc.loading.read_strategy import ReadStrategy
 from ooc.loading.row_pool import RowPool
-from ooc.loading.stages import Order, ReadCounts, SamplePlace
+from ooc.loading.sample_stage import Order, SamplePlace
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.clock import Clock, Span
 from ooc.runtime.keyed_random import Cursor

@@ -12,13 +12,15 @@ import torch
 from ooc.loading.batch_bytes import BatchBytes, PackBytes, ScanBytes
 from ooc.loading.choose_read_strategy import choose_strategy
 from ooc.loading.collate import SampledBatch
+from ooc.loading.load_stage import LoadStage
 from ooc.loading.packed import PackedBatches
 from ooc.loading.pooled_load import PooledLoadStage, PoolNeed, pool_need
 from ooc.loading.read_strategy import ReadStrategy
 from ooc.loading.row_pool import RowPool, SlotMap, fits_pool, shared_pool
 from ooc.loading.sample_device import PoolRoom
+from ooc.loading.sample_stage import SamplePlace
 from ooc.loading.shared_scan import SharedScans
-from ooc.loading.stages import BatchStages, LoadStage, SamplePlace
+from ooc.loading.stages import BatchStages
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import DevicePlan, MemoryPlan, plan_memory
 from ooc.runtime.messages import warn_user

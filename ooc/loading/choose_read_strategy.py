@@ -13,12 +13,15 @@ from ooc.loading.collate import CollateStage, Collator
 from ooc.loading.hetero import HeteroCollator, HeteroLoadStage
 from ooc.loading.hetero_bytes import HeteroBatchBytes, HeteroScanBytes
 from ooc.loading.hetero_rows import TypedPreAggregation
+from ooc.loading.load_stage import Labels, LoadStage, on_disk
 from ooc.loading.packed import PackedBatches
+from ooc.loading.read_counts import ReadCounts
 from ooc.loading.read_strategy import InMemory, ReadStrategy
 from ooc.loading.sample_device import PoolRoom, sample_place
+from ooc.loading.sample_stage import Order, SamplePlace, SampleStage
 from ooc.loading.sampling import Sampling, drawing
 from ooc.loading.shared_scan import SharedScans
-from ooc.loading.stages import BatchStages, Labels, LoadStage, Order, ReadCounts, SamplePlace, SampleStage, buffers_for, on_disk
+from ooc.loading.stages import BatchStages, buffers_for
 from ooc.loading.superbatch import Superbatches
 from ooc.runtime.memory import Blocks
 from ooc.runtime.memory_plan import MemoryPlan

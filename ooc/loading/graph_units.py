@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch_geometric.data import Batch, Data
 
 from ooc.loading.collate import Gather
-from ooc.loading.stages import ReadCounts
+from ooc.loading.read_counts import ReadCounts
 from ooc.runtime.buffers import Buffers
 from ooc.runtime.transfer import pin
 from ooc.stores.arrays.encoding import Encoding

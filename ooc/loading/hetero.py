@@ -28,7 +28,7 @@ from ooc.graph.hetero import (
 )
 from ooc.loading.collate import EdgeFeature, Gather, LoadedBatch, SampledBatch, check_edge_ids, column_of, edge_ids_of
 from ooc.loading.hetero_rows import TypedPreAggregation, TypeRows
-from ooc.loading.stages import InMemoryRows, LoadStage, ScanEntries, on_disk
+from ooc.loading.load_stage import InMemoryRows, LoadStage, ScanEntries, on_disk
 from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
 from ooc.stores.graph import Graph

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ooc.graph.aggregation import PreAggregation
 from ooc.graph.hetero import EdgeKey, EdgeSample, HeteroSubgraph, without_last_hop_of
 from ooc.loading.collate import Gather, SampledBatch
-from ooc.loading.stages import Labels
+from ooc.loading.load_stage import Labels
 from ooc.runtime.memory_plan import SHARES
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, Rows

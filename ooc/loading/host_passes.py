@@ -7,7 +7,7 @@ step on all ranks need their passes at the same time; `SharingEngine` then has e
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from ooc.loading.stages import Order
+from ooc.loading.sample_stage import Order
 from ooc.stores.arrays.joined_rows import JoinedRows
 from ooc.stores.arrays.rows import Rows
 from ooc.stores.arrays.segment_rows import SegmentRows

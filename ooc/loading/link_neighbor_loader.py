@@ -22,8 +22,8 @@ from ooc.loading.link_type import LinkType
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.ranks import share_of
 from ooc.loading.sample_device import checked_device
+from ooc.loading.sample_stage import Order
 from ooc.loading.sampling import Sampling
-from ooc.loading.stages import Order
 from ooc.loading.stored_edge_split import StoredEdgeSplit
 from ooc.loading.threads import LoaderThreads
 from ooc.runtime.memory_plan import MemoryPlan

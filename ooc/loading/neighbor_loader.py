@@ -33,10 +33,11 @@ from ooc.loading.collate import BatchCollator, CollateStage, Collator, Gather, e
 from ooc.loading.hetero import HeteroCollator
 from ooc.loading.hetero_rows import TypeRows
 from ooc.loading.input_links import InputLinks
+from ooc.loading.load_stage import Labels
 from ooc.loading.ranks import share_of
 from ooc.loading.sample_device import checked_device
+from ooc.loading.sample_stage import Order
 from ooc.loading.sampling import HGTSampling, Sampling, graphs_of
-from ooc.loading.stages import Labels, Order
 from ooc.loading.stored_edge_split import held_out_edges
 from ooc.loading.threads import LoaderThreads, most_edges
 from ooc.runtime.memory_plan import MemoryPlan

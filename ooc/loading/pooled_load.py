@@ -20,8 +20,8 @@ from ooc.graph.bag_sum import bag_sum
 from ooc.graph.blocks import Subgraph
 from ooc.graph.device_subgraph import DeviceSubgraph
 from ooc.loading.collate import Gather, LoadedBatch, PooledRows, PooledSums, SampledBatch, SampledSums
+from ooc.loading.load_stage import BatchArray, InMemoryRows, LoadStage
 from ooc.loading.row_pool import RowPool, stored_tensor
-from ooc.loading.stages import BatchArray, InMemoryRows, LoadStage
 from ooc.stores.arrays.encoding import Encoding
 from ooc.stores.graph import Graph
 

@@ -14,7 +14,9 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 from ooc.loading.batch_bytes import BatchSize
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import Stopped
-from ooc.loading.stages import BatchStages, SampleStage, on_disk
+from ooc.loading.load_stage import on_disk
+from ooc.loading.sample_stage import SampleStage
+from ooc.loading.stages import BatchStages
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory_plan import MemoryPlan

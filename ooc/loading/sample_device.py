@@ -8,8 +8,8 @@ from ooc.graph.aggregation import PreAggregation
 from ooc.loading.collate import CollateStage
 from ooc.loading.input_links import InputLinks
 from ooc.loading.pooled_load import counts_there
+from ooc.loading.sample_stage import Order, SamplePlace
 from ooc.loading.sampling import Sampling
-from ooc.loading.stages import Order, SamplePlace
 from ooc.runtime.memory_plan import DEVICE_TOPOLOGY_SHARE
 from ooc.sampling import host_edges
 from ooc.sampling.device_topology import device_bytes, is_there

@@ -22,8 +22,11 @@ from ooc.loading.base import PREFETCH, BatchLoader, warn_of_prefetch
 from ooc.loading.batch_bytes import BatchBytes, row_bytes_of
 from ooc.loading.choose_read_strategy import choose_strategy
 from ooc.loading.collate import CollateStage, Collator, Gather, LoadedBatch, SampledBatch, edge_features_of, masks_of
+from ooc.loading.load_stage import Labels, LoadStage
 from ooc.loading.ranks import share_of
-from ooc.loading.stages import BatchStages, DrawSubgraph, Labels, LoadStage, Order, ReadCounts, SampleStage, buffers_for
+from ooc.loading.read_counts import ReadCounts
+from ooc.loading.sample_stage import DrawSubgraph, Order, SampleStage
+from ooc.loading.stages import BatchStages, buffers_for
 from ooc.runtime.keyed_random import Cursor, steps_of
 from ooc.runtime.memory_plan import MemoryPlan, plan_memory
 from ooc.runtime.messages import warn_user

@@ -17,6 +17,7 @@ from ooc.loading.batch_bytes import BatchSize
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CachedNodes, RowLease, Slots, own_cache, registry_of
 from ooc.loading.host_passes import HostPasses
+from ooc.loading.load_stage import BatchArray, LoadStage
 from ooc.loading.read_strategy import (
     ReadGroup,
     ReadSession,
@@ -28,7 +29,6 @@ from ooc.loading.read_strategy import (
     read_all_or_each,
 )
 from ooc.loading.row_changes import RowChanges, UsedRows
-from ooc.loading.stages import BatchArray, LoadStage
 from ooc.loading.superbatch_plan import Superbatch, SuperbatchPlanner
 from ooc.runtime.clock import Clock
 from ooc.runtime.keyed_random import Cursor

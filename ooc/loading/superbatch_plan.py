@@ -20,9 +20,10 @@ from ooc.graph.relabel import RelabelTable
 from ooc.loading.batch_bytes import BatchSize
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CachedNodes
+from ooc.loading.load_stage import BatchArray
 from ooc.loading.read_strategy import AHEAD, Deferred, GroupEnds, grouped
 from ooc.loading.row_changes import FollowedCache, RowChanges, UsedRows
-from ooc.loading.stages import BatchArray, BatchStages
+from ooc.loading.stages import BatchStages
 
 FIRST_BYTES, GROWTH = 2**30, 4
 """Of an epoch's first superbatch, so that training starts soon (a smaller one is hardly read faster); each next one may have

@@ -19,11 +19,12 @@ from numpy.typing import DTypeLike
 from ooc.loading.base import BatchLoader
 from ooc.loading.collate import LoadedBatch, SampledBatch
 from ooc.loading.feature_cache import CachedNodes
+from ooc.loading.load_stage import LoadStage
 from ooc.loading.packed import PackedBatches
 from ooc.loading.read_strategy import InMemory, ReadStrategy
 from ooc.loading.shared_scan import SharedScans
 from ooc.loading.shared_scan_plan import SharedScan
-from ooc.loading.stages import BatchStages, LoadStage
+from ooc.loading.stages import BatchStages
 from ooc.loading.superbatch import Superbatches
 from ooc.planning.measure import (
     WARM_STEPS,

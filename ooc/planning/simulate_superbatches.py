@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ooc.loading.collate import SampledBatch
 from ooc.loading.feature_cache import CachedNodes
+from ooc.loading.load_stage import BatchArray
 from ooc.loading.row_changes import RowChanges
-from ooc.loading.stages import BatchArray
 from ooc.loading.superbatch import PIECE_ROWS
 from ooc.loading.superbatch_plan import ROW_BYTES, SUPERBATCHES, CompactBatch, SuperbatchPlanner
 from ooc.stores.arrays.joined_rows import JoinedRows

@@ -19,8 +19,8 @@ from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.pass_plan import ram_bytes
 from ooc.layerwise.shape import besides_bytes
 from ooc.loading.base import AHEAD, BatchLoader
+from ooc.loading.load_stage import on_disk
 from ooc.loading.neighbor_loader import NeighborLoader
-from ooc.loading.stages import on_disk
 from ooc.models.layers import autocast, evaluating
 from ooc.planning.choose_mode import ModeTraits
 from ooc.planning.recomputation import RecomputationPlanner

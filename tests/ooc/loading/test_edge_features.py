@@ -19,9 +19,9 @@ from ooc.graph.aggregation import PreAggregation
 from ooc.loading import superbatch
 from ooc.loading.collate import with_edge_ids
 from ooc.loading.link_neighbor_loader import LinkNeighborLoader
+from ooc.loading.load_stage import BatchArray
 from ooc.loading.neighbor_loader import NeighborLoader
 from ooc.loading.read_strategy import InMemory
-from ooc.loading.stages import BatchArray
 from ooc.loading.subgraph_loaders import ClusterLoader, SaintLoader
 from ooc.loading.superbatch import Superbatches
 from ooc.loading.superbatch_plan import SuperbatchPlanner, shares_of

@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import Data
 
 import ooc
-from ooc.loading.stages import Order
+from ooc.loading.sample_stage import Order
 from ooc.runtime.keyed_random import Cursor
 from ooc.sampling import NeighborSampler
 from ooc.sampling.labor import batch_key

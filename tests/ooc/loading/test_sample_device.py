@@ -15,7 +15,7 @@ from ooc.graph.device_subgraph import DeviceSubgraph
 from ooc.loading import choose_pool, choose_read_strategy, sample_device
 from ooc.loading.collate import SampledSums
 from ooc.loading.sample_device import PoolRoom
-from ooc.loading.stages import SamplePlace
+from ooc.loading.sample_stage import SamplePlace
 from ooc.models.builders import build_model
 from ooc.sampling import device_topology, host_edges
 from ooc.stores.build import write_store
