@@ -1,4 +1,4 @@
-"""The first stage of a loader's pipeline, Cursor -> SampledBatch: neighbors are drawn, and a batch checked against the memory."""
+"""The first stage of a loader's pipeline, Cursor -> SampledBatch: draws neighbors, and checks a batch against the memory."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence

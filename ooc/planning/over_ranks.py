@@ -10,7 +10,7 @@ from typing import Any
 
 from ooc.fullgraph.halo.part import HaloSettings
 from ooc.fullgraph.halo.recompute import HaloRows, RankRows, Way, WayName, cheapest, compare_ways, layer_costs, way_of
-from ooc.fullgraph.placement.costs import OpCost, StepProfile
+from ooc.fullgraph.placement.op_costs import OpCost, StepProfile
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, plan_step
 from ooc.fullgraph.program import Program, build
 from ooc.layerwise.pass_plan import ModelShape

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ooc.fullgraph.placement.costs import TIERS
+from ooc.fullgraph.placement.op_costs import TIERS
 from ooc.fullgraph.placement.step_plan import PlannedRun, StepPlan
 from ooc.fullgraph.program import TensorPlacement
 from ooc.report.gantt import draw_lanes

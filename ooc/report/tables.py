@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ooc.fullgraph.placement.costs import MOVED, TIERS
+from ooc.fullgraph.placement.op_costs import MOVED, TIERS
 from ooc.fullgraph.placement.step_plan import TIER_NAMES, StepPlan
 from ooc.fullgraph.program import GONE, Program
 from ooc.layerwise.pass_plan import label_of

@@ -23,7 +23,7 @@ from ooc.fullgraph.executor import LossOf
 from ooc.fullgraph.halo.part import HaloSettings, starts_of
 from ooc.fullgraph.halo.reach import Choose, recompute_none
 from ooc.fullgraph.halo.recompute import HaloRows
-from ooc.fullgraph.placement.costs import PackCost, Speed, StepProfile
+from ooc.fullgraph.placement.op_costs import PackCost, Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, predict, settled, static_placements
 from ooc.fullgraph.placement.step_profile import plan_full, plan_resident, profile
 from ooc.fullgraph.program import Program, TensorPlacement

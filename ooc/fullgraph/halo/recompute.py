@@ -25,7 +25,7 @@ from ooc.fullgraph.halo.reach import (
     recompute_first,
     recompute_none,
 )
-from ooc.fullgraph.placement.costs import StepProfile
+from ooc.fullgraph.placement.op_costs import StepProfile
 from ooc.fullgraph.program import Program, TensorPlacement, build
 from ooc.layerwise.pass_plan import ModelShape, ValueRef
 from ooc.stores.dataset import Dataset

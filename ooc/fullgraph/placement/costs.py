@@ -1,98 +1,15 @@
-"""PURE: program + placement -> the runs of a step, in order, what stands in memory or on disk meanwhile, and what a run costs:
-seconds by what the memory that is left allows, and bytes by tier."""
+"""PURE: the runs of a step + a profile -> what a run costs: seconds by what memory is left, and bytes by tier."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ooc.fullgraph.program import GONE, Placement, Program, TensorPlacement, Value
+from ooc.fullgraph.placement.op_costs import MOVED, TIERS, Bytes, PackCost, StepProfile
+from ooc.fullgraph.placement.op_runs import OpRun, RunOrder
+from ooc.fullgraph.program import Placement, Program, TensorPlacement
 from ooc.layerwise.pass_plan import Op
 from ooc.stores.io.pages import PAGE_BYTES
-
-TIERS = (TensorPlacement.RETAINED, TensorPlacement.DEVICE, TensorPlacement.DISK)
-"""Where bytes can stand; in this order in all tuples of bytes by tier"""
-MOVED = (TensorPlacement.RETAINED, TensorPlacement.DISK)
-"""Where bytes are moved to and from: RAM by a GPU, and the disk"""
-Bytes = tuple[int, int, int]
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-
-class RangeBytes(NamedTuple):
-    """Bytes of a range of destinations. source: a source, each counted once; own: a destination, with its edges on average."""
-
-    source: float = 0.0
-    own: float = 0.0
-
-
-NOTHING = RangeBytes()
-
-
-@dataclass(frozen=True)
-class OpCost:
-    """Seconds of an op, all nodes once, and bytes.
-
-    rows_s: of the row-wise part (in the backward pass, of its gradients alone); sums_s: to add rows along the edges, and
-    pass_s: to go through all rows for that, once a range of destinations; 0 of "gather". Of "gather", gathered: what the ranges
-    in memory at a time take; kept: what autograd keeps of one range; hub: bytes of the node with the most edges.
-    """
-
-    rows_s: float = 0.0
-    sums_s: float = 0.0
-    pass_s: float = 0.0
-    gathered: RangeBytes = NOTHING
-    kept: RangeBytes = NOTHING
-    hub: int = 0
-
-    def kept_bytes(self, nodes: int, meetings: float = 1.0) -> int:
-        """Bytes that autograd keeps for all nodes; meetings: see `Ranges`, of an op that gathers."""
-        return round(nodes * (self.kept.own + self.kept.source * meetings))
-
-
-class PackCost(NamedTuple):
-    """Of a value that autograd keeps, COMPRESSED: its bytes, as a share of the others, and seconds to do so and to undo it."""
-
-    share: float = 1.0
-    pack_s: float = 0.0
-    unpack_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Bytes a second, to and from a tier."""
-
-    read: float
-    written: float
-
-
-@dataclass(frozen=True)
-class StepProfile:
-    """What ops cost and how fast tiers are. tiers: of the disk, where values may stand there, and of RAM, where a GPU moves
-    there and back what autograd keeps; nbytes: of values, where that was measured; hidden: share of the shorter of computing
-    and moving that goes on behind the longer, 0 to 1; packed: by value that may be COMPRESSED."""
-
-    ops: Mapping[str, OpCost]
-    tiers: Mapping[TensorPlacement, Speed]
-    hidden: float
-    nbytes: Mapping[str, int] = field(default_factory=dict)
-    packed: Mapping[str, PackCost] = field(default_factory=dict)
-
-    def op(self, name: str) -> OpCost:
-        """Of an op; nothing where it was not measured."""
-        return self.ops.get(name, OpCost())
-
-    @property
-    def places(self) -> tuple[TensorPlacement, ...]:
-        """Where values can stand."""
-        memory, device, disk = TIERS
-        return (memory, *([device] if memory in self.tiers else []), *([disk] if disk in self.tiers else []))
-
-    def size(self, value: Value) -> int:
-        """Bytes of a value."""
-        return self.nbytes.get(value.name, value.nbytes)
 
 
 class Ranges(NamedTuple):
@@ -203,133 +120,6 @@ class RunBytes(NamedTuple):
         return memory, disk
 
 
-@dataclass(frozen=True)
-class OpRun:
-    """A scan of an op. Names of values.
-
-    again: in the backward pass, an op of the forward pass once more. adds: whose rows are added along the edges; gathers: whose
-    rows are gathered; reads: read once; writes: made; repeated: the op whose row-wise part is computed again for its gradients,
-    "" where what autograd kept is read. alive: all that stands somewhere meanwhile, what is read and written included.
-    """
-
-    op: Op
-    again: bool
-    adds: tuple[str, ...]
-    gathers: tuple[str, ...]
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    repeated: str
-    alive: tuple[str, ...]
-
-
-def inputs_of(op: Op, sums: str, made: bool) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """(what an op of the forward pass adds, gathers, reads). sums: its sums; made: whether they are there."""
-    if op.kind == "gather":
-        return (), (op.summed,), op.reads
-    if made:
-        return (), (), (*op.reads, sums)
-    return (op.summed,) * bool(op.summed), (), op.reads
-
-
-class _RunOrder:
-    """The runs of the forward pass and of the backward pass, where an op finds what it reads where the placement has it.
-
-    Rows that are RECOMPUTED are made again before the first op that needs them, from the nearest that is kept, and stand until
-    the last one is through. Sums that are RECOMPUTED are added up once more beside the op that wants them, and never stand
-    anywhere. Rows that are INVERTED are written by the op of their layer, and stand until the one of the layer below is
-    through. last: by value the last op in the backward pass that needs it, or something that is RECOMPUTED of it; -1 where none
-    does.
-    """
-
-    def __init__(self, costs: "StepCosts", placement: Placement, first: bool) -> None:
-        self.program, self.placement, self.first = costs.program, placement, first
-        self.values, self.ops, self.at, self.sums = costs.values, costs.ops, costs.at, costs.sums
-        self.made_at = {value.name: self.at.get(value.made_by, -1) for value in self.program.values}
-        self.last = {name: self.at[ops[-1]] if ops else -1 for name, ops in self.program.uses(placement).items()}
-        self.again: list[str] = []
-
-    def runs(self) -> Iterator[OpRun]:
-        for op in self.program.forward:
-            run = self._run_forward(op)
-            if run.writes or op.computes_loss:
-                yield run
-        for op in self.program.backward:
-            yield from self._run_backward(op)
-
-    def _recomputed(self, name: str) -> bool:
-        return self.placement.of(name) is TensorPlacement.RECOMPUTED
-
-    def _stays(self, value: Value) -> bool:
-        """Whether a value stands from when it is made until it is needed in the backward pass."""
-        return self.placement.of(value.name) not in GONE and (self.last[value.name] >= 0 or value.constant)
-
-    def _there(self, name: str) -> bool:
-        """Whether it was made in an earlier epoch, or is the store's."""
-        value = self.values[name]
-        return not value.made_by or (value.constant and not self.first and self._stays(value))
-
-    def _stands(self, value: Value, moment: int) -> bool:
-        """Whether a value, as it was made first or INVERTED, is somewhere while op number `moment` runs."""
-        stays = self._stays(value)
-        if moment >= len(self.program.forward) and self.placement.of(value.name) is TensorPlacement.INVERTED:
-            return self.at[value.backward[0]] <= moment <= self.last[value.name]
-        if not value.made_by or (value.constant and stays):
-            return not self.first or self.made_at[value.name] <= moment
-        if value.kind in ("sums", "saved") and not stays:
-            return False
-        last = self.last[value.name] if stays else self.at.get(value.last_forward, -1)
-        return self.made_at[value.name] <= moment <= last
-
-    def _alive(self, moment: int) -> list[str]:
-        return [value.name for value in self.program.values if self._stands(value, moment)]
-
-    def _run_forward(self, op: Op) -> OpRun:
-        moment, sums = self.at[op.name], self.sums[op.name]
-        adds, gathers, reads = inputs_of(op, sums, bool(sums) and self._there(sums))
-        writes = tuple(name for name in op.writes if not self._there(name) and self._stands(self.values[name], moment))
-        return OpRun(op, False, adds, gathers, reads, writes, "", tuple(self._alive(moment)))
-
-    def _run_backward(self, op: Op) -> Iterator[OpRun]:
-        moment, values = self.at[op.name], self.values
-        saved = [name for name in op.reads if values[name].kind == "saved"]
-        lost = [name for name in op.reads if self._recomputed(name) and values[name].kind in ("sums", "saved")]
-        sums = [self.ops[values[name].made_by].summed for name in lost if values[name].kind == "sums"]
-        inverted, source = self.program.inverted(op, self.placement), self.ops[op.repeats].summed if op.repeats else ""
-        gathers = (source,) if op.kind == "gather" and source in op.reads else ()
-        added = [name for name in op.writes if values[name].made_by != op.name]  # to what is there
-        reads = (*(name for name in op.reads if name not in (*lost, *gathers)), *added)
-        made: tuple[str, ...] = ()
-        if inverted is not None:
-            gathers = (inverted.output,)
-            made = (inverted.name,) if self.last[inverted.name] >= 0 else ()
-        adds = tuple(name for name in (op.summed, *sums) if name)
-        standing = self._alive(moment)
-        before = [name for name in standing if values[name].made_by != op.name and name not in made]
-        for name in self._ordered((*reads, *adds, *gathers)):
-            yield from self._make(name, before)
-        repeated = "" if saved and not self._recomputed(saved[0]) else op.repeats
-        alive = tuple(dict.fromkeys((*standing, *self.again)))
-        yield OpRun(op, False, adds, gathers, reads, (*op.writes, *made), repeated, alive)
-        self.again = [name for name in self.again if self.last[name] > moment]
-
-    def _ordered(self, names: tuple[str, ...]) -> list[str]:
-        """Each once, those that are made first before the others."""
-        return sorted(dict.fromkeys(names), key=self.made_at.__getitem__)
-
-    def _make(self, wanted: str, before: list[str]) -> Iterator[OpRun]:
-        """Rows that are gone, from those that are there, with all rows that are gone of the same op."""
-        if wanted in before or wanted in self.again:
-            return
-        op = self.ops[self.values[wanted].made_by]
-        sums = self.sums[op.name]
-        adds, gathers, reads = inputs_of(op, sums, sums in before)
-        for name in self._ordered((*reads, *adds, *gathers)):
-            yield from self._make(name, before)
-        writes = tuple(n for n in op.writes if self._recomputed(n) and self.values[n].kind == "rows" and self.last[n] >= 0)
-        self.again += writes
-        yield OpRun(op, True, adds, gathers, reads, writes, "", tuple(dict.fromkeys((*before, *self.again))))
-
-
 class StepCosts:
     """The runs of a program and their loads, by a profile. at: an op's number in the step; sums: by op of the forward pass, the
     sums that it makes, "" where they have no name."""
@@ -348,7 +138,7 @@ class StepCosts:
 
     def runs(self, placement: Placement, first: bool = False) -> list[OpRun]:
         """The runs of a step. first: of the first epoch, which makes what is constant."""
-        return list(_RunOrder(self, placement, first).runs())
+        return list(RunOrder(self, placement, first).runs())
 
     def size(self, name: str) -> int:
         """Bytes of a value."""

@@ -17,7 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ooc.fullgraph.placement.costs import CELLS, TIERS, Bytes, Floats, Ints, OpRun, RunLoad, StepCosts, StepProfile, inputs_of
+from ooc.fullgraph.placement.costs import CELLS, RunLoad, StepCosts
+from ooc.fullgraph.placement.op_costs import TIERS, Bytes, Floats, Ints, StepProfile
+from ooc.fullgraph.placement.op_runs import OpRun, inputs_of
 from ooc.fullgraph.placement.stage_tables import ALIVE, BEFORE, PlacementStage, Stages, Tables, ValueChoice
 from ooc.fullgraph.program import GONE, Placement, Program
 from ooc.stores.jit import kernel

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ooc.fullgraph.placement.costs import CELLS, MOVED, TIERS, Floats, Ints, StepCosts
+from ooc.fullgraph.placement.costs import CELLS, StepCosts
+from ooc.fullgraph.placement.op_costs import MOVED, TIERS, Floats, Ints
 from ooc.fullgraph.program import GONE, TensorPlacement, Value
 from ooc.layerwise.pass_plan import Op
 

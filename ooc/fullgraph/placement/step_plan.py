@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from ooc.fullgraph.placement.costs import MOVED, TIERS, Bytes, OpRun, Ranges, RunLoad, StepCosts, StepProfile
+from ooc.fullgraph.placement.costs import Ranges, RunLoad, StepCosts
+from ooc.fullgraph.placement.op_costs import MOVED, TIERS, Bytes, StepProfile
+from ooc.fullgraph.placement.op_runs import OpRun
 from ooc.fullgraph.placement.search import search
 from ooc.fullgraph.program import Placement, Program, TensorPlacement
 from ooc.stores.errors import BudgetError

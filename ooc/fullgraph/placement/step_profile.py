@@ -27,7 +27,7 @@ from torch import nn
 from ooc.fullgraph.activation_offload import OffloadMemory, PendingChunk
 from ooc.fullgraph.executor import Executor, LossOf
 from ooc.fullgraph.ops import Moments, StepModules, wanted_of
-from ooc.fullgraph.placement.costs import OpCost, PackCost, RangeBytes, Speed, StepProfile
+from ooc.fullgraph.placement.op_costs import OpCost, PackCost, RangeBytes, Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, plan_step, predict, settled
 from ooc.fullgraph.program import TensorPlacement
 from ooc.fullgraph.step import FullGraph

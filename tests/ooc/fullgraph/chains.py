@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ooc.fullgraph.placement.costs import OpCost, PackCost, Speed, StepProfile
+from ooc.fullgraph.placement.op_costs import OpCost, PackCost, Speed, StepProfile
 from ooc.fullgraph.placement.search import search
 from ooc.fullgraph.placement.step_plan import TierRoom, predict
 from ooc.fullgraph.program import GONE, Placement, Program, TensorPlacement, Value

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ooc.fullgraph.executor import Executor
-from ooc.fullgraph.placement.costs import Speed, StepProfile
+from ooc.fullgraph.placement.op_costs import Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import TierRoom, predict
 from ooc.fullgraph.program import Placement, TensorPlacement
 from ooc.fullgraph.step import FullGraph

@@ -22,7 +22,7 @@ from ooc.fullgraph.halo.recompute import (
     layer_costs,
     way_of,
 )
-from ooc.fullgraph.placement.costs import OpCost, Speed, StepProfile
+from ooc.fullgraph.placement.op_costs import OpCost, Speed, StepProfile
 from ooc.fullgraph.program import TensorPlacement, build
 from ooc.layerwise.pass_plan import LayerShape, ModelShape
 from ooc.stores.dataset import Dataset

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.fullgraph.placement.costs import RangeBytes, StepProfile
+from ooc.fullgraph.placement.op_costs import RangeBytes, StepProfile
 from ooc.fullgraph.placement.step_plan import TierRoom
 from ooc.fullgraph.program import Program, TensorPlacement, Value, build
 from ooc.layerwise.pass_plan import LayerShape, ModelShape

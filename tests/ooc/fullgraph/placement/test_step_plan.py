@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.fullgraph.placement.costs import Ranges, RunLoad, StepProfile
+from ooc.fullgraph.placement.costs import Ranges, RunLoad
+from ooc.fullgraph.placement.op_costs import StepProfile
 from ooc.fullgraph.placement.search import search, unbeaten
 from ooc.fullgraph.placement.step_plan import StepPlan, TierRoom, plan_step, predict, static_placements
 from ooc.fullgraph.program import Program, TensorPlacement

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ooc.fullgraph.activation_offload import PendingChunk
-from ooc.fullgraph.placement.costs import OpCost, RangeBytes, Ranges, Speed, StepProfile
+from ooc.fullgraph.placement.costs import Ranges
+from ooc.fullgraph.placement.op_costs import OpCost, RangeBytes, Speed, StepProfile
 from ooc.fullgraph.placement.step_plan import TierRoom, plan_step, predict
 from ooc.fullgraph.placement.step_profile import plan_full, profile
 from ooc.fullgraph.program import Placement, Program, TensorPlacement
