@@ -21,7 +21,8 @@ _DEFAULT_LAYER_NODES = 512
 _PARTS = ("parts", "parts_per_batch")
 OF_LABOR = ("layer_dependency", "batch_dependency", "importance")
 """settings that apply to sampler = labor only"""
-LAYER_WISE = ("ladies", "fastgcn", "degree", "gradient", "learned")
+LEARNING = ("gradient", "learned")
+LAYER_WISE = ("ladies", "fastgcn", "degree", *LEARNING)
 """samplers that draw nodes for all of a hop together; the numbers of `fanout` are theirs"""
 OWN = {
     "sampled": (
@@ -185,7 +186,7 @@ class TrainConfig(NodeConfig, SharedGradients):
         hops = DEFAULT_LAYERS if self.is_reversible else self.layers
         default = _DEFAULT_LAYER_NODES if self.sampler in LAYER_WISE else _DEFAULT_FANOUT
         fanout = self.fanout or [default if self.mode == "sampled" else -1] * hops
-        self._check_scored()
+        self._check_scored(hops)
         evaluate = self.eval_fanout or fanout
         given = {"fanout": by_edge_type(fanout), "eval_fanout": by_edge_type(evaluate)}
         for flag, name, counts in ((flag, *each) for flag, own in given.items() for each in own.items()):
@@ -292,15 +293,17 @@ class TrainConfig(NodeConfig, SharedGradients):
         if not getattr(self, "rescale", True):
             raise ValueError(f"sampler = {self.sampler} weights sums by how often a node is drawn: leave out rescale = false")
 
-    def _check_scored(self) -> None:
-        """Reject fan-outs of scores that would be a budget of training batches."""
+    def _check_scored(self, hops: int) -> None:
+        """Reject fan-outs of scores that would be a budget of training batches. hops: that are sampled."""
+        if self.sampler in LEARNING and self.task != "node":
+            raise ValueError(f"sampler = {self.sampler} learns from labels of nodes: use another one with task = {self.task}")
         asked = self.task != "node" or self.eval_batch_size is not None
         sampled = self.evaluate == "sampled" or (self.evaluate == "auto" and asked)
         if self.sampler in LAYER_WISE and sampled and not self.eval_fanout:
             instead = ", or evaluate = layerwise" if self.task == "node" else ""
             raise ValueError(
                 f"sampled scores draw neighbors of each node, and sampler = {self.sampler} does not: give eval_fanout = "
-                f"{','.join(['10'] * self.layers)}{instead}"
+                f"{','.join(['10'] * hops)}{instead}"
             )
 
     @property

@@ -71,8 +71,6 @@ def exact_pass(
         return ranks.together(lambda: FullNeighborPass(model, dataset, folder, layer=number, **types, **common))
     if not has_layers(model):
         return ranks.together(lambda: FullNeighborPass(model, dataset, folder, num_layers=num_layers, **common))
-    if num_layers is not None:
-        raise ConfigError(f"num_layers is of a model with its own forward, and {type(model).__name__} has layers: leave it out")
     return LayerwisePass(model, dataset, folder, upto=number, memory=memory, **common)
 
 

@@ -232,4 +232,12 @@ def forward_graphs(model: nn.Module, batch: Any) -> Tensor:
             )
     with rows_of_nodes(_positions(batch) if model.training else None):
         out: Tensor = model(**given)
-    return out.unsqueeze(1) if out.dim() == 1 else out
+    if isinstance(out, Tensor) and out.numel() == batch.num_graphs:
+        return out.reshape(-1, 1)
+    if not isinstance(out, Tensor) or not out.dim() or len(out) != batch.num_graphs:
+        found = f"a tensor {list(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+        raise ConfigError(
+            f"{type(model).__name__} returns {found} for {batch.num_graphs} graphs: return a tensor with a row for each, as by "
+            "global_mean_pool"
+        )
+    return out

@@ -96,7 +96,8 @@ def weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _even(size: int, parts: int) -> list[slice]:
-    """The range 0:size in so many parts, none much smaller than others: MKL adds up fewer than four rows in another order."""
+    """The range 0:size in so many even parts. A part of one to three rows would have other bits: MKL adds them up in another
+    order."""
     bounds = [size * number // parts for number in range(parts + 1)]
     return [slice(*part) for part in pairwise(bounds)]
 

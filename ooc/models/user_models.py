@@ -253,23 +253,31 @@ def forward_batch(model: nn.Module, batch: Any, checkpoint: Given = False) -> An
     >>> loss = torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
     """
     with rows_of_nodes(_positions(batch) if model.training else None):
-        out = _forward(model, batch, checkpoint)
-    if isinstance(out, Mapping):
-        for name, rows in out.items():
-            _check_rows(model, rows, batch[name].batch_size)
-    elif not isinstance(batch, HeteroData):
-        _check_rows(model, out, batch.batch_size)
-    else:
-        _check_rows(model, out, batch[seed_types(batch)[0]].batch_size)
-    return out
+        return _forward(model, batch, checkpoint)
 
 
-def _check_rows(model: nn.Module, rows: Any, seeds: int) -> None:
-    """Raise ConfigError unless a forward has returned a row for each node."""
-    shape = list(rows.shape) if isinstance(rows, Tensor) else None
-    if shape is None or len(shape) < 1 or shape[0] < seeds:
-        found = f"a {type(rows).__name__}" if shape is None else f"a tensor {shape}"
-        raise ConfigError(f"{type(model).__name__} returns {found} for {seeds} nodes: return one row for each node")
+def _own_rows(model: nn.Module, out: Any, seeds: int, whole: bool = False) -> Tensor:
+    """The rows of the seeds, which come first. whole: whether a forward returns rows of other nodes too.
+
+    Raises ConfigError for what is no tensor, or has another number of rows.
+    """
+    if isinstance(out, Tensor) and not out.dim() and seeds == 1:  # squeezed
+        return out.reshape(1)
+    if not isinstance(out, Tensor) or not out.dim() or len(out) < seeds or (not whole and len(out) > seeds):
+        found = f"a tensor {list(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+        wanted = "row of x" if whole else "destination of the last block"
+        raise ConfigError(f"{type(model).__name__} returns {found} for {seeds} seeds: return a row for each {wanted}")
+    return out[:seeds]
+
+
+def check_columns(model: nn.Module, rows: Any, columns: int) -> None:
+    """Raise ConfigError where a model's rows [n, columns], or those of each node type, have another width."""
+    for each in rows.values() if isinstance(rows, Mapping) else [rows]:
+        if tuple(each.shape[1:]) != (columns,):
+            raise ConfigError(
+                f"{type(model).__name__} returns a tensor {list(each.shape)}, and the decoder takes {columns} columns: make "
+                "its last layer as wide as `out_channels`"
+            )
 
 
 def _positions(batch: Any) -> dict[Of, NDArray[np.int64]] | None:
@@ -284,7 +292,7 @@ def _forward(model: nn.Module, batch: Any, checkpoint: Given) -> Any:
     kind, typed = kind_of(model), isinstance(batch, HeteroData)
     inputs = inputs_of(batch) if typed else batch.x
     if kind == "layers":
-        return _seeds_of(run_model(model, inputs, batch.blocks, checkpoint), batch, typed)
+        return _seeds_of(model, run_model(model, inputs, batch.blocks, checkpoint), batch)
     parameters = parameters_of(model)
     if checkpoint and "checkpoint" not in parameters:
         raise ConfigError(
@@ -294,16 +302,16 @@ def _forward(model: nn.Module, batch: Any, checkpoint: Given) -> Any:
     extra: dict[str, Any] = {"checkpoint": checkpoint} if "checkpoint" in parameters else {}
     x = as_input(inputs, model)
     if kind == "blocks":
-        return _seeds_of(model(x, batch.blocks, **extra), batch, typed)
+        return _seeds_of(model, model(x, batch.blocks, **extra), batch)
     if typed:
         if EDGE_ATTR_DICT in parameters and (features := batch.collect(EDGE_ATTR, allow_empty=True)):
             extra[EDGE_ATTR_DICT] = {key: as_input(each, model) for key, each in features.items()}
-        return _seeds_of(model(x, batch.edge_index_dict, **extra), batch, typed)
+        return _seeds_of(model, model(x, batch.edge_index_dict, **extra), batch)
     if "edge_weight" in parameters:
         extra["edge_weight"] = batch.blocks[0].weight
     if EDGE_ATTR in parameters and takes_edge_attr(model) and batch.blocks[0].edge_attr is not None:
         extra[EDGE_ATTR] = as_input(batch.blocks[0].edge_attr, model)
-    return model(x, batch.edge_index, **extra)[: batch.batch_size]
+    return _own_rows(model, model(x, batch.edge_index, **extra), batch.batch_size, whole=True)
 
 
 def forward_layer(model: Any, batch: Any, layer: int) -> Tensor:
@@ -319,14 +327,14 @@ def forward_layer(model: Any, batch: Any, layer: int) -> Tensor:
     typed = isinstance(batch, HeteroData)
     inputs = inputs_of(batch) if typed else batch.x
     rows = run_layers(list(model.layers)[:layer], inputs, batch.blocks, encoder=getattr(model, "encoder", None))
-    found: Tensor = _seeds_of(rows, batch, typed)
+    found: Tensor = _seeds_of(model, rows, batch)
     return found
 
 
-def _seeds_of(out: Any, batch: Any, typed: bool) -> Any:
-    """The seeds' rows of what a forward returned; typed: for HeteroData, which may be {node type: rows}."""
-    if not typed:
-        return out
+def _seeds_of(model: nn.Module, out: Any, batch: Any) -> Any:
+    """The seeds' rows of what a forward on blocks, or on HeteroData, returned, which may be {node type: rows} there."""
+    if not isinstance(batch, HeteroData):
+        return _own_rows(model, out, batch.batch_size)
     wanted = seed_types(batch)
     if not isinstance(out, Mapping):
         if len(wanted) > 1:
@@ -337,5 +345,5 @@ def _seeds_of(out: Any, batch: Any, typed: bool) -> Any:
     if missing := [name for name in wanted if out.get(name) is None]:
         there = ", ".join(map(str, out)) or "none"
         raise ConfigError(f"the model returns no rows of the seeds' node type {missing[0]!r} (it returns: {there})")
-    found = {name: out[name][: batch[name].batch_size] for name in wanted}
+    found = {name: _own_rows(model, out[name], batch[name].batch_size, whole=True) for name in wanted}
     return found if len(wanted) > 1 else found[wanted[0]]

@@ -20,7 +20,7 @@ from ooc.models.edge_decoders import MLPDecoder
 from ooc.models.pre_aggregation import pre_aggregation_of
 from ooc.models.pyg_models import degree_histogram
 from ooc.models.recomputation import Given
-from ooc.models.user_models import edge_dim_of, edge_features_for, forward_batch
+from ooc.models.user_models import check_columns, edge_dim_of, edge_features_for, forward_batch
 from ooc.runtime.keyed_random import Purpose
 from ooc.runtime.keyed_random import key as seed_of
 from ooc.sampling.hetero_neighbor import edge_name
@@ -49,6 +49,7 @@ class EdgeModel(nn.Module):
     def forward(self, batch: Any, checkpoint: Given = False) -> Tensor:
         """The outputs of the edges of a batch of `LinkNeighborLoader`, [b, channels]."""
         rows = forward_batch(self.encoder, batch, checkpoint)
+        check_columns(self.encoder, rows, self.decoder.src.in_features)
         source, _, target = self.edge_type or ("", "", "")
         of_types = (rows[source], rows[target]) if isinstance(rows, Mapping) else (rows, rows)
         edges = self.edges_of(batch)

@@ -6,7 +6,7 @@ Where the values of a step go is planned, as a run began, or all alike, on the d
 import shutil
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -68,10 +68,11 @@ _ANY_MEMORY = 1 << 60
 
 
 class SplitLoss:
-    """The loss of a split's labelled nodes, a few rows at a time: what they add to the mean over all of them."""
+    """The loss of a split's labelled nodes, a few rows at a time: what they add to the mean over all of them. checked: returns
+    (outputs, labels)'s outputs, or raises."""
 
-    def __init__(self, loss: LabelLoss, dataset: Dataset, split: str) -> None:
-        self._loss, self._dataset, self._members = loss, dataset, dataset.members(split)
+    def __init__(self, loss: LabelLoss, dataset: Dataset, split: str, checked: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self._loss, self._dataset, self._members, self._checked = loss, dataset, dataset.members(split), checked
         self.total = sum(loss.weight(labels) for labels in labels_of(dataset, split))
 
     def __call__(self, first: int, logits: Tensor) -> Tensor | None:
@@ -84,7 +85,7 @@ class SplitLoss:
         if not self._loss.weight(known):
             return None
         rows, known = to_device([torch.from_numpy(at), known], logits.device)
-        return self._loss.part(logits[rows], known) / self.total
+        return self._loss.part(self._checked(logits[rows], known), known) / self.total
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,8 @@ class FullMode(NodeMode):
         if config.compress is not None and self.device.type != "cpu":
             raise ConfigError("compress in mode full is for the CPU: leave it out, or give `device='cpu'`")
         self.budget = plan_memory(dataset, model_bytes(config, self.model))
-        self.split_loss = SplitLoss(make_loss(config, dataset, self.task, self.device), dataset, config.train_split)
+        loss = make_loss(config, dataset, self.task, self.device)
+        self.split_loss = SplitLoss(loss, dataset, config.train_split, self.checked)
         self.model.train()
         for name, given, alone in (("halo", config.halo, "exact"), ("halo_recompute", config.halo_recompute, "none")):
             if ranks.alone and given != alone:

@@ -38,11 +38,12 @@ from ooc.training.model_outputs import (
     ModelOutputs,
     Store,
     Subject,
-    agreed,
+    consent_of,
     load_best,
     ranks_of_pass,
     settings_of_run,
     tables_of,
+    task_learned,
 )
 from ooc.training.node_mode import feature_reading
 from ooc.training.node_rows import NodeRows, WrittenRows
@@ -154,7 +155,7 @@ def infer(
     >>> logits = ooc.infer(model, ds)
     >>> accuracy = (logits[ds.test_mask].argmax(1) == ds.y[ds.test_mask]).mean()
     """
-    consent = partial(agreed, model_class=model_class, allow_code=allow_code)
+    consent = consent_of(model, model_class, allow_code)
     work = ModelOutputs(model, store, None, num_layers, engine, memory, consent, progress, verify_reads, node_type, device)
     with ranks_of_pass(all_ranks, device) as ranks:
         work = replace(work, ranks=ranks, cache_dir=cache_dir, cache=cache)
@@ -221,7 +222,7 @@ def embed(
     >>> ooc.embed("runs/1", "papers.ooc", "embeddings.zarr", layer=2).columns
     256
     """
-    consent = partial(agreed, model_class=model_class, allow_code=allow_code)
+    consent = consent_of(model, model_class, allow_code)
     which: Any = "hidden" if layer is None else layer
     work = ModelOutputs(model, store, which, num_layers, engine, memory, consent, progress, verify_reads, node_type, device)
     with ranks_of_pass(all_ranks, device) as ranks:
@@ -299,7 +300,8 @@ def _edges(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | Wri
     _check_new(out)
     with settings_restored(), work.dataset(takes_floats(config)) as dataset, ExitStack() as opened:
         edges = labelled_edges(config.model_copy(update={"store": dataset.path}), dataset)
-        task, shapes = LabelTask.of(edges, config), table_shapes(config, dataset)
+        task = task_learned(run, config, edges, dataset.path, lambda store: store.edge_type(edges.key))
+        shapes = table_shapes(config, dataset)
         model = edge_model(config, dataset, task, edges)
         load_best(model, run)
         device = placed(model, work.device)
@@ -352,7 +354,8 @@ def _graphs(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | Wr
     config: GraphConfig = consent(run, Path(os.fspath(work.store)))
     _check_new(out)
     with settings_restored(), work.dataset(takes_floats(config)) as dataset:
-        task = LabelTask.of(infer_graphs.labelled_graphs(dataset, config))
+        infer_graphs.check_graphs(dataset, config)
+        task = task_learned(run, config, dataset.graphs, dataset.path, lambda store: store.graphs)
         model = graph_model(config, dataset, task)
         load_best(model, run)
         device = placed(model, work.device)

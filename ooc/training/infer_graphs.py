@@ -18,7 +18,6 @@ from ooc.runtime.transfer import HostCopy
 from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, OocError
-from ooc.stores.manifest import Graphs
 from ooc.stores.remote.mirror import manifest_at
 from ooc.training.graph_mode import unread
 from ooc.training.predictions import write_parts
@@ -27,19 +26,10 @@ Outputs = Iterator[tuple[Ids, AnyArray]]
 """(graphs int64[b], outputs float32[b, channels])"""
 
 
-def labelled_graphs(dataset: Dataset, config: GraphConfig) -> Graphs:
-    """Return what says how outputs are meant: the store's graphs or, where they have no labels, those that were trained on."""
+def check_graphs(dataset: Dataset, config: GraphConfig) -> None:
+    """Raise ConfigError for a store of one graph."""
     if dataset.manifest.graphs is None:
         raise ConfigError(f"{dataset.path} holds one graph, and {config.out} is a model of whole graphs: give a store of many")
-    if dataset.graphs.task is not None:
-        return dataset.manifest.graphs
-    try:
-        trained_on = manifest_at(config.store).graphs
-    except OocError as error:
-        raise ConfigError(f"{dataset.path} has no labels that give the task, nor is there {config.store}: {error}") from None
-    if trained_on is None or trained_on.task is None:
-        raise ConfigError(f"neither {dataset.path} nor {config.store} has labels of graphs that give the task")
-    return trained_on
 
 
 def class_names(dataset: Dataset, config: GraphConfig) -> list[str] | None:

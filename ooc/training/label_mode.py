@@ -44,13 +44,12 @@ class LabelMode(Mode):
         """Scores of a split with the draws of `epoch`, None where the store has none of that name."""
 
     def checked(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The outputs of a batch. Raises ConfigError where the model, which may be the user's own, does not fit the labels."""
-        channels = self.task.channels
-        if outputs.numel() != len(labels) * channels:
-            asked = f"{channels} number{'s' * (channels != 1)}"
+        """The outputs of a batch. Raises ConfigError where the model, which may be the user's own, has other ones."""
+        shape, wanted = tuple(outputs.shape), (len(labels), self.task.channels)
+        if shape != wanted and (self.task.channels != 1 or shape != (len(labels),)):
             raise ConfigError(
-                f"model {self.config.model} returns a tensor {list(outputs.shape)} for {len(labels)} labels, and a "
-                f"{self.task.kind} task needs {asked} for each: change the width of its last layer"
+                f"model {self.config.model} returns a tensor {list(shape)}, and labels of the {self.task.kind} task need "
+                f"{list(wanted)}: change the width of its last layer"
             )
         return outputs
 

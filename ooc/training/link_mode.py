@@ -22,7 +22,7 @@ from ooc.metrics.links import LinkScores
 from ooc.metrics.tasks import LabelTask
 from ooc.models.edge_decoders import scores_of_own
 from ooc.models.layers import autocast, evaluating
-from ooc.models.user_models import forward_batch
+from ooc.models.user_models import check_columns, forward_batch
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.pipeline import Stage
 from ooc.sampling.edge_split import EdgeSplit
@@ -131,7 +131,7 @@ class LinkMode(SampledMode):
         loaders = {part: self._links(part, size, seed, **how) for part in self.split.names if part in wanted}
         found = {part: loader for part, loader in loaders.items() if loader.num_seeds}
         if config.needs_scores and config.val_split not in found:
-            why = f"there is no edge of {config.val_split!r} in {config.store}"
+            why = f"the split {config.val_split!r} of {config.store} has no edges"
             raise ConfigError(f"{config.needs_scores} needs edges to validate on, and {why}: leave it out")
         return found
 
@@ -156,6 +156,8 @@ class LinkMode(SampledMode):
         """See `LinkLoss`."""
         with autocast(self.device, self.config.precision):
             rows, score = self.forward(batch), self.model.link_decoder
+            if self.config.decoder != "dot":
+                check_columns(self.model, rows, self.config.embedding)
             links, (source, src_rows), (target, dst_rows) = self._sides(batch, rows)
             if "edge_label" in links:
                 ends = links.edge_label_index

@@ -1,7 +1,7 @@
 """Whose outputs are computed, and of what: a model in memory or that of a run, on the data set that is given."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,6 +13,7 @@ from torch import nn
 
 from ooc.config.base import parse, saved_config
 from ooc.config.edges import EdgeConfig
+from ooc.config.labels import LabelConfig
 from ooc.config.models import ModelConfig
 from ooc.config.modes import check_consent, class_of
 from ooc.config.nodes import NodeConfig
@@ -22,7 +23,7 @@ from ooc.layerwise.exact_pass import ExactPass, exact_pass
 from ooc.layerwise.layerwise_pass import Progress
 from ooc.layerwise.shape import has_layers
 from ooc.loading.arguments import check_store
-from ooc.metrics.tasks import LabelTask
+from ooc.metrics.tasks import Labelled, LabelTask
 from ooc.models.pyg_models import degree_histogram
 from ooc.models.user_models import edge_dim_of, find_class
 from ooc.runtime.ranks import ALONE, Ranks, joined_ranks
@@ -32,6 +33,7 @@ from ooc.stores.arrays.rows import Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, OocError
 from ooc.stores.io.remote.url import store_path
+from ooc.stores.manifest import Manifest
 from ooc.stores.node_set import NodeSet
 from ooc.stores.remote.mirror import manifest_at
 from ooc.stores.sizes import parse_bytes
@@ -49,6 +51,8 @@ from ooc.training.link_mode import ends_of, link_type
 from ooc.training.node_mode import labelled_nodes
 from ooc.training.run import MODEL
 
+Trained = Callable[[Manifest], Labelled | None]
+"""(the manifest of the store that was trained on) -> what has its labels"""
 Model = nn.Module | Path | str
 Store = Dataset | Path | str
 
@@ -124,7 +128,8 @@ class ModelOutputs:
                 return
             self._check_types(dataset)
             check_homogeneous(config, dataset.path)
-            task = None if config.link_decoder is not None else _task(dataset, config, run)
+            of_pairs = config.link_decoder is not None
+            task = None if of_pairs else task_learned(run, config, dataset, dataset.path, lambda store: store)
             channels = config.embedding if task is None else task.channels  # embeddings, for links
             degrees = partial(degree_histogram, dataset.graph)
             made = make_model(config, dataset.num_features, channels, degrees, edge_dim_of(dataset))
@@ -178,7 +183,7 @@ class ModelOutputs:
         other |= {"engine": self.engine != "auto"}
         given: dict[str, Any] = {**other, "memory": self.memory, "cache_dir": self.cache_dir, "cache": self.cache}
         for name, value in given.items():
-            if value not in (None, False):
+            if value is not None and value is not False:
                 raise ConfigError(f"{name} is a property of an open data set: give it to `ooc.open`, and leave it out here")
 
     def dataset(self, float_features: bool) -> Any:
@@ -191,6 +196,9 @@ class ModelOutputs:
 
     def begun(self, subject: Subject, folder: Path) -> ExactPass:
         """The pass that computes it, in `folder`."""
+        if self.num_layers is not None and has_layers(subject.model):
+            name = type(subject.model).__name__
+            raise ConfigError(f"num_layers applies to models with their own forward, and {name} has layers: leave it out")
         limit = None if self.memory is None else parse_bytes(self.memory, "memory")
         engine = "auto" if subject.dataset.engine == "gds" else subject.dataset.engine
         types: dict[str, Any] = {"node_type": subject.node_type, "tables": subject.tables, "num_layers": subject.num_layers}
@@ -210,9 +218,8 @@ def _of_types(dataset: Dataset, config: Any, run: Path, num_layers: int | None) 
         nodes, task, channels = dataset.nodes(learned[0]), None, config.embedding
     else:
         nodes = labelled_nodes(config, dataset)
-        if nodes.task is None:
-            raise ConfigError(f"{dataset.path} has no labels that give the task: use the store that was trained on")
-        learned, task = (nodes.name,), LabelTask.of(nodes, config)
+        learned = (nodes.name,)
+        task = task_learned(run, config, nodes, dataset.path, lambda store: store.node_type(nodes.name))
         channels = task.channels
     shapes, made = table_shapes(config, dataset), make_hetero_model(config, dataset, learned, channels)
     load_best(made, run)
@@ -242,14 +249,23 @@ def tables_of(run: Path, dataset: Dataset, shapes: Mapping[str, tuple[int, int]]
 def agreed(run: Path, store: Path, *, model_class: str | None, allow_code: bool, kind: type[ModelConfig] = NodeConfig) -> Any:
     """The configuration, of that kind, of a run whose model may be made. Nothing of it has been imported before."""
     config = _config(run, kind)
-    if ":" not in config.model and model_class is not None:
-        raise ConfigError(f"model_class names a class of one's own, and {run} has model {config.model}: leave it out")
     if ":" in config.model:
         if model_class is not None and model_class != config.model:
             raise ConfigError(f"{run} was trained with model {config.model}, not {model_class}: name that class")
         check_consent(config.model, model_class, allow_code, run, "model_class")
         find_class(config.model, [run, store, config.store])
     return config
+
+
+def consent_of(model: Model, model_class: str | None, allow_code: bool) -> Any:
+    """`agreed` with what the user has said. Raises ConfigError for a class that is not asked for."""
+    if model_class is not None:
+        own = isinstance(model, nn.Module)
+        name = type(model).__name__ if isinstance(model, nn.Module) else settings_of_run(Path(model)).get("model", "")
+        if own or ":" not in name:
+            what = "the model is in memory" if own else f"{model} has model {name}"
+            raise ConfigError(f"model_class names the class of a run's model, and {what}: leave it out")
+    return partial(agreed, model_class=model_class, allow_code=allow_code)
 
 
 def settings_of_run(run: Path) -> dict[str, Any]:
@@ -270,19 +286,27 @@ def _config(run: Path, wanted: type[ModelConfig] = NodeConfig) -> Any:
     return parse(kind, found, where=f"{run}: ")
 
 
-def _task(dataset: Dataset, config: NodeConfig, run: Path) -> LabelTask:
-    """The task of the store's labels or, where they are not of the kind that the run learned, of the store trained on."""
+def task_learned(run: Path, config: LabelConfig, here: Labelled, place: Path | str, trained_on: Trained) -> LabelTask:
+    """The task of the labels here or, where they are not of the kind that the run learned, of those that it was trained on.
+
+    Args:
+        run: The run, whose summary says what kind it learned.
+        config: Its settings.
+        here: What outputs are computed for.
+        place: The store of it, for messages.
+        trained_on: Returns the same of a store's manifest.
+    """
     learned = checkpoint.kind_of_labels(run)
-    if dataset.task is not None and learned in (None, dataset.task):
-        return LabelTask.of(dataset)
-    none = f"{dataset.path} has no {'' if learned is None else f'{learned} '}labels that give the task"
+    if here.task is not None and learned in (None, here.task):
+        return LabelTask.of(here)
+    none = f"{place} has no {'' if learned is None else f'{learned} '}labels that give the task"
     try:
-        trained_on = manifest_at(config.store)
+        found = trained_on(manifest_at(config.store))
     except OocError as error:
         raise ConfigError(f"{none}, nor is there {config.store}: {error}") from None
-    if trained_on.task is None or learned not in (None, trained_on.task):
+    if found is None or found.task is None or learned not in (None, found.task):
         raise ConfigError(f"{none}, and neither has {config.store}")
-    return LabelTask.of(trained_on)
+    return LabelTask.of(found)
 
 
 def load_best(model: torch.nn.Module, run: Path) -> None:

@@ -27,7 +27,7 @@ from ooc.stores.io.remote.url import store_path
 from ooc.stores.node_set import NodeSet
 from ooc.training.build import takes_floats
 from ooc.training.link_mode import link_type
-from ooc.training.model_outputs import ModelOutputs, Store, agreed, ranks_of_pass
+from ooc.training.model_outputs import ModelOutputs, Store, consent_of, ranks_of_pass
 from ooc.training.node_mode import feature_reading
 from ooc.training.node_rows import WrittenRows
 from ooc.training.predictions import ROWS_AT_ONCE, check_table, external_ids, write_tables
@@ -82,7 +82,7 @@ def rank(
     52643
     """
     out = Path(out)
-    consent = partial(agreed, model_class=model_class, allow_code=allow_code)
+    consent = consent_of(run, model_class, allow_code)
     given: dict[str, Any] = {"engine": engine, "memory": memory, "verify_reads": verify_reads}
     given |= {"cache_dir": cache_dir, "cache": cache}
     with ranks_of_pass(all_ranks, device) as ranks, ExitStack() as opened:

@@ -182,9 +182,9 @@ class Run:
         return better
 
     def _say_undefined(self, monitor: str) -> None:
-        """Say once that no model is chosen, and no patience lost, by a score that is undefined."""
+        """Say once in a process that the score is undefined: it selects no model and costs no patience."""
         if self.ranks.first and not self._undefined:
-            warn_user(f"{monitor} of validation is undefined, so it chooses no model: give another `monitor` or `val_split`")
+            warn_user(f"{monitor} of validation is undefined and cannot select a model: give another `monitor` or `val_split`")
         self._undefined = True
 
     def end_epoch(self, more: dict[str, Any]) -> None:

@@ -34,7 +34,17 @@ from ooc.stores.errors import ConfigError
 from ooc.stores.io.pages import PAGE_BYTES
 from ooc.temporal.forecast_loader import Forecast, ForecastLoader, ForecastWork, Inputs
 from ooc.temporal.window_models import Family, WindowModel, own_window_model, window_model
-from ooc.temporal.window_task import WindowNet, WindowOutput, carried, edgebank, hand_on, parts, split_steps, task_of
+from ooc.temporal.window_task import (
+    WindowNet,
+    WindowOutput,
+    carried,
+    check_labelled,
+    edgebank,
+    hand_on,
+    parts,
+    split_steps,
+    task_of,
+)
 from ooc.training.build import make_optimizer
 from ooc.training.mode import Scores
 from ooc.training.temporal_mode import TimeMode, link_loss
@@ -64,6 +74,7 @@ class SnapshotMode(TimeMode):
         self.task = task_of(dataset, config.task, config.labels)
         self.windows = windows(events, *config.span, config.by)
         self.borders = chronological(events, config.val, config.test)
+        check_labelled(dataset, self.task, config.labels, self.borders["train"][1])
         inputs = self._inputs()
         torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
         made = self._make(inputs.channels)

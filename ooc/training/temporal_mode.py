@@ -217,7 +217,7 @@ class TimeMode(Mode):
             if not counts[split]:
                 why[split] = f"none of the {sum(counts.values()):,} {unit} is for it: give `{split}` a larger share"
             elif split not in self.scores:
-                why[split] = "nothing that it has is labelled"
+                why[split] = "its scores are undefined or nothing that it has is labelled"
         return why
 
     def state(self, cursor: RunState) -> dict[str, Any]:

@@ -141,6 +141,12 @@ def test_outputs_of_edges_are_without_the_edge_itself(stores: dict[str, Path], t
         ooc.embed(config.out, config.store)
 
 
+def test_a_run_of_classes_on_a_store_of_numbers_predicts_classes(stores: dict[str, Path], tmp_path: Path) -> None:
+    train(configure(stores["classes"], tmp_path / "run", epochs=1, label_smoothing=0.1))
+    ooc.infer(tmp_path / "run", stores["numbers"], tmp_path / "p.parquet")
+    assert pq.read_table(tmp_path / "p.parquet").column_names == ["id", "source", "target", "class", "probabilities"]
+
+
 def test_an_undirected_edge_has_outputs_once(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     src, dst = rng.integers(0, 20, (2, 60))

@@ -125,6 +125,12 @@ def test_models_of_the_users_train(store: Path, tmp_path: Path) -> None:
         ooc.train(store=store, out=tmp_path / "other", task="graph", model=f"{__name__}:Net", pooling="sum", **settings)
 
 
+def test_a_run_of_classes_on_a_store_of_numbers_predicts_classes(store: Path, numbers: Path, tmp_path: Path) -> None:
+    ooc.train(store=store, out=tmp_path / "run", task="graph", **{**SMALL, "epochs": 1})
+    ooc.infer(tmp_path / "run", numbers, tmp_path / "p.parquet")
+    assert pq.read_table(tmp_path / "p.parquet").column_names == ["id", "class", "probability"]
+
+
 def test_the_command_line_trains_and_predicts(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(tmp_path / "run")
     flags = ["--task", "graph", "--model", "gin", "--pooling", "max", "--epochs", "1", "--hidden", "8", "--virtual-node"]

@@ -216,13 +216,17 @@ def test_what_does_not_fit_is_named(make_store: MakeStore, tmp_path: Path) -> No
         infer(run, store, tmp_path / "absent" / "p.parquet")
     for named, words in (
         ({"model_class": "mine:Net"}, "has model sage: leave it out"),
-        ({"num_layers": 2}, "num_layers is of a model with its own forward, and Model has layers: leave it out"),
-        ({"engine": "fast"}, "engine 'fast' is unknown"),
+        ({"num_layers": 2}, "num_layers applies to models with their own forward, and Model has layers: leave it out"),
     ):
         with pytest.raises(ConfigError, match=words):
             infer(run, store, tmp_path / "p.parquet", **named)  # type: ignore[arg-type]
     with Dataset.open(store) as ds, pytest.raises(ConfigError, match="engine is a property of an open data set"):
         infer(run, ds, tmp_path / "p.parquet", engine="pread")
+    with Dataset.open(store) as ds, pytest.raises(ConfigError, match="cache is a property of an open data set"):
+        infer(run, ds, tmp_path / "p.parquet", cache=0)
+    module: Any = torch.nn.ModuleList()
+    with pytest.raises(ConfigError, match="model_class names the class of a run's model, and the model is in memory"):
+        infer(module, store, tmp_path / "p.parquet", model_class="mine:Net")
     assert not list(tmp_path.glob("p.parquet*"))
 
 

@@ -165,8 +165,9 @@ def test_what_does_not_fit_is_refused(store: Path, make_store: MakeStore, tmp_pa
         ({"monitor": "accuracy"}, "monitor"),
         ({"mode": "cluster"}, "not trained by mode cluster"),
         ({"val": 0, "patience": 3}, "patience needs validation edges"),
-        ({"val": 1e-9, "patience": 3}, "patience needs edges to validate on, and there is no edge of 'val'"),
+        ({"val": 1e-9, "patience": 3}, "patience needs edges to validate on, and the split 'val' of .* has no edges"),
         ({"eval_k": [0]}, "eval_k"),
+        ({"sampler": "learned", "fanout": [64, 64], "eval_fanout": [9, 9]}, "sampler = learned learns from labels of nodes"),
         ({"sampler": "ladies", "fanout": [64, 64]}, "sampler = ladies does not: give eval_fanout = 10,10$"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -179,6 +179,15 @@ def test_the_network_learns_what_repeats(tmp_path: Path) -> None:
     assert summary["baselines"]["EdgeBank"]["test"]["ap"] > 0.95
 
 
+def test_nodes_without_a_known_label_are_refused(tmp_path: Path) -> None:
+    edges = Edges(nodes=40, count=2000)
+    edges.state = np.where(np.arange(2000) < 1200, -1, edges.src % 3).astype(np.float32)  # those of training
+    store = edges.store(tmp_path, edge_features=["msg=m*", "state=s"])
+    settings: dict[str, Any] = {"window": "100", "by": "count", "epochs": 1, "task": "nodes", "val": 0.2, "test": 0.2}
+    with pytest.raises(ConfigError, match="column state of training's events has no known label, so there is nothing to train"):
+        train(SnapshotsConfig(store=store, out=tmp_path / "run", labels="state", **settings))
+
+
 def test_classes_of_a_column_are_learned(tmp_path: Path) -> None:
     edges = Edges(nodes=40, count=2000)
     edges.state = (edges.src % 3).astype(np.float32)

@@ -13,6 +13,7 @@ import torch
 from torch_geometric.nn import SAGEConv
 
 import ooc
+from ooc.models.convs import BlockSAGEConv
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, OocError, OocWarning
@@ -195,30 +196,67 @@ class Net(torch.nn.Module):
         return self.second(self.first(x, edge_index).relu(), edge_index)
 
 
-class Short(Net):
-    """Returns one row for the whole batch."""
+class Odd(Net):
+    """Returns something else than a row of as many numbers as there are classes for each node."""
 
-    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
-        return super().forward(x, edge_index).mean(0, keepdim=True)
+    def __init__(self, in_channels: int, out_channels: int, what: str = "") -> None:
+        super().__init__(in_channels, out_channels + (what == "wide"))
+        self.what = what
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> Any:
+        out = super().forward(x, edge_index)
+        found = {"short": out.mean(0, keepdim=True), "scalar": out.sum(), "deep": out.unsqueeze(1), "dict": {"out": out}}
+        return found.get(self.what, out)
 
 
-class Wide(Net):
-    """Returns a number too many for each node."""
+class OnBlocks(torch.nn.Module):
+    """Returns the rows of all sources, or those of the destinations, squeezed."""
 
+    def __init__(self, in_channels: int, out_channels: int, all_rows: bool = True) -> None:
+        super().__init__()
+        self.linear, self.all_rows = torch.nn.Linear(in_channels, out_channels), all_rows
+
+    def forward(self, x: torch.Tensor, blocks: Any) -> torch.Tensor:
+        out: torch.Tensor = self.linear(x)
+        return out if self.all_rows else out[: blocks[-1].num_dst].squeeze()
+
+
+class WideLayers(torch.nn.Module):
     def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__(in_channels, out_channels + 1)
+        super().__init__()
+        self.layers = torch.nn.ModuleList([BlockSAGEConv(in_channels, 4), BlockSAGEConv(4, out_channels + 1)])
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "settings", "words"),
     [
-        ("Short", r"Short returns a tensor \[1, 3\] for 8 nodes: return one row for each node"),
-        ("Wide", r"returns a tensor \[8, 4\] for 8 labels, and a multiclass task needs 3 numbers for each: change the width"),
+        ("Odd", {"what": "short"}, r"Odd returns a tensor \[1, 3\] for 8 seeds: return a row for each row of x"),
+        ("Odd", {"what": "scalar"}, r"Odd returns a tensor \[\] for 8 seeds"),
+        ("Odd", {"what": "dict"}, "Odd returns a dict for 8 seeds"),
+        ("Odd", {"what": "deep"}, r"returns a tensor \[8, 1, 3\], and labels of the multiclass task need \[8, 3\]"),
+        (
+            "Odd",
+            {"what": "wide"},
+            r"returns a tensor \[8, 4\], and labels of the multiclass task need \[8, 3\]: change the width",
+        ),
+        ("OnBlocks", {}, "for 8 seeds: return a row for each destination of the last block"),
+        ("WideLayers", {"mode": "full"}, r"4\], and labels of the multiclass task need"),
     ],
 )
-def test_a_model_whose_outputs_do_not_fit_is_refused(make_store: MakeStore, tmp_path: Path, name: str, words: str) -> None:
+def test_a_model_whose_outputs_do_not_fit_is_refused(
+    make_store: MakeStore, tmp_path: Path, name: str, settings: dict[str, Any], words: str
+) -> None:
+    own = {name: value for name, value in settings.items() if name != "mode"}
+    given: dict[str, Any] = {"mode": "full"} if "mode" in settings else {"fanout": [3, 3], "batch_size": 8}
     with pytest.raises(ConfigError, match=words):
-        ooc.train(store=make_store(), out=tmp_path / "run", model=f"{__name__}:{name}", fanout=[3, 3], batch_size=8, plan=False)
+        ooc.train(store=make_store(), out=tmp_path / "run", model=f"{__name__}:{name}", model_args=own, plan=False, **given)
+
+
+def test_a_squeezed_output_of_one_seed_is_a_row(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store(y=np.arange(50) % 2, task="binary", num_classes=2)
+    given: dict[str, Any] = {"model": f"{__name__}:OnBlocks", "model_args": {"all_rows": False}, "fanout": [3], "plan": False}
+    result = ooc.train(store=store, out=tmp_path / "run", batch_size=29, epochs=1, **given)  # of 30
+    assert result["steps"] == 2
 
 
 @pytest.mark.parametrize("mode", ["sampled", "full"])
@@ -240,7 +278,7 @@ def test_an_undefined_score_chooses_no_model_and_costs_no_patience(make_store: M
     with Dataset.open(config.store) as ds:
         y[np.asarray(ds.split("val"))] = 1
     store = make_store("one.ooc", y=y)
-    with pytest.warns(OocWarning, match="auroc of validation is undefined, so it chooses no model") as warned:
+    with pytest.warns(OocWarning, match="auroc of validation is undefined and cannot select a model") as warned:
         result = train(configure(store, tmp_path / "run", monitor="auroc", patience=1, epochs=4, eval_splits=["val"]))
     assert len([each for each in warned if "undefined" in str(each.message)]) == 1
     assert result["best_epoch"] is None
