@@ -39,9 +39,9 @@ STORE_FLOORS = (
     ("build",),
     ("events", "fingerprints", "graph_set"),
     ("bounds", "feature_map", "ids"),
-    ("arrays", "graph", "manifest"),
-    ("io",),
-    ("jit", "sizes"),
+    ("arrays", "graph", "metadata"),
+    ("io", "manifest"),
+    ("array_names", "jit", "labels", "sizes"),
     ("errors", "kernel_key", "prefetch", "process"),
 )
 """The same for the packages of `stores/`, and for the modules beside them."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooc.fullgraph.placement.op_costs import MOVED, TIERS, Bytes, PackCost, StepProfile
-from ooc.fullgraph.placement.op_runs import OpRun, RunOrder
+from ooc.fullgraph.placement.op_runs import NamedOps, OpRun, RunOrder
 from ooc.fullgraph.program import Placement, Program, TensorPlacement
 from ooc.layerwise.pass_plan import Op
 from ooc.stores.io.pages import PAGE_BYTES
@@ -120,17 +120,12 @@ class RunBytes(NamedTuple):
         return memory, disk
 
 
-class StepCosts:
-    """The runs of a program and their loads, by a profile. at: an op's number in the step; sums: by op of the forward pass, the
-    sums that it makes, "" where they have no name."""
+class StepCosts(NamedOps):
+    """The runs of a program and their loads, by a profile."""
 
     def __init__(self, program: Program, profile: StepProfile) -> None:
-        self.program, self.profile = program, profile
-        self.values, self.ops = {value.name: value for value in program.values}, {op.name: op for op in program.ops}
-        self.at = {name: number for number, name in enumerate(self.ops)}
-        self.sums = {
-            op.name: next((name for name in op.writes if self.values[name].kind == "sums"), "") for op in program.forward
-        }
+        super().__init__(program)
+        self.profile = profile
         self.edges = next((value.name for value in program.values if value.name == "edges"), "")
         self._added = program.added_to
         self.met = program.num_edges / max(1, program.num_nodes)

@@ -2,13 +2,22 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ooc.fullgraph.program import GONE, Placement, TensorPlacement, Value
+from ooc.fullgraph.program import GONE, Placement, Program, TensorPlacement, Value
 from ooc.layerwise.pass_plan import Op
 
-if TYPE_CHECKING:
-    from ooc.fullgraph.placement.costs import StepCosts
+
+class NamedOps:
+    """A program's values and ops by name. at: an op's number in the step; sums: by op of the forward pass, the sums that it
+    makes, "" where they have no name."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.values, self.ops = {value.name: value for value in program.values}, {op.name: op for op in program.ops}
+        self.at = {name: number for number, name in enumerate(self.ops)}
+        self.sums = {
+            op.name: next((name for name in op.writes if self.values[name].kind == "sums"), "") for op in program.forward
+        }
 
 
 @dataclass(frozen=True)
@@ -49,9 +58,9 @@ class RunOrder:
     does.
     """
 
-    def __init__(self, costs: "StepCosts", placement: Placement, first: bool) -> None:
-        self.program, self.placement, self.first = costs.program, placement, first
-        self.values, self.ops, self.at, self.sums = costs.values, costs.ops, costs.at, costs.sums
+    def __init__(self, named: NamedOps, placement: Placement, first: bool) -> None:
+        self.program, self.placement, self.first = named.program, placement, first
+        self.values, self.ops, self.at, self.sums = named.values, named.ops, named.at, named.sums
         self.made_at = {value.name: self.at.get(value.made_by, -1) for value in self.program.values}
         self.last = {name: self.at[ops[-1]] if ops else -1 for name, ops in self.program.uses(placement).items()}
         self.again: list[str] = []
