@@ -14,7 +14,7 @@ from ooc.graph.blocks import Block
 from ooc.models.builders import Model, build_model, full_blocks
 from ooc.models.dropout import Of, dropout, rows_of_nodes
 from ooc.models.layers import DenseLayer
-from ooc.models.user_models import parameters_of
+from ooc.models.user_models import parameters_of, shown
 from ooc.stores.errors import ConfigError
 
 MOST_NODES = 2**24
@@ -232,12 +232,9 @@ def forward_graphs(model: nn.Module, batch: Any) -> Tensor:
             )
     with rows_of_nodes(_positions(batch) if model.training else None):
         out: Tensor = model(**given)
-    if isinstance(out, Tensor) and out.numel() == batch.num_graphs:
-        return out.reshape(-1, 1)
-    if not isinstance(out, Tensor) or not out.dim() or len(out) != batch.num_graphs:
-        found = f"a tensor {list(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
-        raise ConfigError(
-            f"{type(model).__name__} returns {found} for {batch.num_graphs} graphs: return a tensor with a row for each, as by "
-            "global_mean_pool"
-        )
+    if isinstance(out, Tensor) and out.dim() < 2:
+        out = out.reshape(-1, 1)
+    if not isinstance(out, Tensor) or len(out) != batch.num_graphs:
+        what = f"{type(model).__name__} returns {shown(out)} for {batch.num_graphs} graphs"
+        raise ConfigError(f"{what}: return a tensor with a row for each, as by global_mean_pool")
     return out

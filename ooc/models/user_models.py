@@ -264,10 +264,14 @@ def _own_rows(model: nn.Module, out: Any, seeds: int, whole: bool = False) -> Te
     if isinstance(out, Tensor) and not out.dim() and seeds == 1:  # squeezed
         return out.reshape(1)
     if not isinstance(out, Tensor) or not out.dim() or len(out) < seeds or (not whole and len(out) > seeds):
-        found = f"a tensor {list(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
         wanted = "row of x" if whole else "destination of the last block"
-        raise ConfigError(f"{type(model).__name__} returns {found} for {seeds} seeds: return a row for each {wanted}")
+        raise ConfigError(f"{type(model).__name__} returns {shown(out)} for {seeds} seeds: return a row for each {wanted}")
     return out[:seeds]
+
+
+def shown(out: Any) -> str:
+    """What a forward has returned, in messages: "a tensor [8, 3]", "a dict"."""
+    return f"a tensor {list(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
 
 
 def check_columns(model: nn.Module, rows: Any, columns: int) -> None:
@@ -275,7 +279,7 @@ def check_columns(model: nn.Module, rows: Any, columns: int) -> None:
     for each in rows.values() if isinstance(rows, Mapping) else [rows]:
         if tuple(each.shape[1:]) != (columns,):
             raise ConfigError(
-                f"{type(model).__name__} returns a tensor {list(each.shape)}, and the decoder takes {columns} columns: make "
+                f"{type(model).__name__} returns {shown(each)}, and the decoder takes {columns} columns: make "
                 "its last layer as wide as `out_channels`"
             )
 

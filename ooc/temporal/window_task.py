@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ooc.history.history import History
@@ -17,8 +16,10 @@ from ooc.runtime.messages import Pace
 from ooc.runtime.transfer import HostCopy, to_device
 from ooc.sampling.negatives import Negatives
 from ooc.sampling.time_windows import last_labels
+from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, InputError
+from ooc.stores.events import Events
 from ooc.temporal.forecast_loader import Forecast, WindowPair, draw
 from ooc.temporal.window_models import WindowModel
 
@@ -116,35 +117,18 @@ def task_of(dataset: Dataset, task: str, labels: str | None) -> LabelTask | None
     events, largest = dataset.events, -1
     if (width := events.width(labels)) not in ((), (1,)):
         raise InputError(f"column {labels} has {width[0]} values per event, but a label is one value")
-    for start in range(0, len(events), _BLOCK):
-        block = events.read(start, min(start + _BLOCK, len(events)), [labels])
-        largest = max(largest, int(last_labels(len(block), np.arange(len(block)), block.columns[labels]).max()))
+    for found in labels_of_events(events, labels, len(events)):
+        largest = max(largest, int(found.max()))
     if largest < 1:
         raise InputError(f"column {labels} has fewer than two classes")
     return LabelTask("binary", 2) if largest == 1 else LabelTask("multiclass", largest + 1)
 
 
-def check_labelled(dataset: Dataset, task: LabelTask | None, labels: str | None, stop: int) -> None:
-    """Raise ConfigError where training meets no known label. labels: see `task_of`; stop: events of training."""
-    if task is None:
-        return
-    if labels is None:
-        found, whose = _node_labels(dataset), "split 'train'" if "train" in dataset.splits else "the nodes"
-    else:
-        pieces = ((start, min(start + _BLOCK, stop)) for start in range(0, stop, _BLOCK))
-        found = (dataset.events.read(*piece, [labels]).columns[labels] for piece in pieces)
-        whose = f"column {labels} of training's events"
-    least = -np.inf if task.kind == "regression" else 0
-    if not any((np.isfinite(each) & (each >= least)).any() for each in found):
-        raise ConfigError(f"{dataset.path}: {whose} has no known label, so there is nothing to train on")
-
-
-def _node_labels(dataset: Dataset) -> Iterator[NDArray[Any]]:
-    """The labels of the nodes of the split "train", where there is one, of all otherwise, a piece at a time."""
-    members = dataset.members("train") if "train" in dataset.splits else None
-    for start in range(0, count := dataset.num_nodes if members is None else len(members), _BLOCK):
-        at = np.arange(start, min(start + _BLOCK, count))
-        yield np.asarray(cast(NDArray[Any], dataset.labels)[at if members is None else members[at]])
+def labels_of_events(events: Events, column: str, stop: int) -> Iterator[Ids]:
+    """The labels that events before `stop` have in a column, int64[k, ...], a piece at a time; -1 for unknown ones."""
+    for start in range(0, stop, _BLOCK):
+        block = events.read(start, min(start + _BLOCK, stop), [column])
+        yield last_labels(len(block), np.arange(len(block)), block.columns[column])
 
 
 def split_steps(steps: Iterable[WindowPair], train_end: int, val_end: int) -> dict[str, tuple[int, int]]:

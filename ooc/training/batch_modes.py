@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ooc.config.nodes import PARTS_AN_EPOCH
+from ooc.config.nodes import LEARNING, PARTS_AN_EPOCH
 from ooc.graph.blocks import Subgraph
 from ooc.history.gradient_norms import GradientNorms
 from ooc.history.history import Growth
@@ -56,7 +56,7 @@ class SampledMode(BatchMode):
 
     def _make_loader(self) -> BatchLoader:
         config = self.config
-        if config.sampler in ("gradient", "learned"):
+        if config.sampler in LEARNING:
             self._check_learning()
         if config.sampler == "learned":
             self.learned = LearnedSampling(self.dataset, config.seed)

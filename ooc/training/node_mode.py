@@ -136,13 +136,13 @@ def labelled_nodes(config: NodeConfig, dataset: Dataset) -> NodeSet:
     return dataset.nodes(asked or next(iter(labelled), dataset.node_types[0]))
 
 
-def labels_of(dataset: Dataset | NodeSet, split: str) -> Iterator[torch.Tensor]:
-    """Labels of a split's nodes, [k] or [k, C], a piece at a time."""
-    labels, members = dataset.labels, dataset.members(split)
+def labels_of(dataset: Dataset | NodeSet, split: str | None) -> Iterator[torch.Tensor]:
+    """Labels of a split's nodes (None: all), [k] or [k, C], a piece at a time."""
+    labels, members = dataset.labels, None if split is None else dataset.members(split)
     assert labels is not None
-    for start in range(0, len(members), LABELS_AT_ONCE):
-        node = members[np.arange(start, min(start + LABELS_AT_ONCE, len(members)))]
-        yield torch.from_numpy(np.asarray(labels[node]))
+    for start in range(0, count := len(labels if members is None else members), LABELS_AT_ONCE):
+        at = np.arange(start, min(start + LABELS_AT_ONCE, count))
+        yield torch.from_numpy(np.asarray(labels[at if members is None else members[at]]))
 
 
 def make_loss(config: NodeConfig, dataset: Dataset | NodeSet, task: LabelTask, device: torch.device) -> LabelLoss:

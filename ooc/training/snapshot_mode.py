@@ -38,15 +38,16 @@ from ooc.temporal.window_task import (
     WindowNet,
     WindowOutput,
     carried,
-    check_labelled,
     edgebank,
     hand_on,
+    labels_of_events,
     parts,
     split_steps,
     task_of,
 )
 from ooc.training.build import make_optimizer
 from ooc.training.mode import Scores
+from ooc.training.node_mode import labels_of
 from ooc.training.temporal_mode import TimeMode, link_loss
 
 FOLDER = "carried"
@@ -74,7 +75,7 @@ class SnapshotMode(TimeMode):
         self.task = task_of(dataset, config.task, config.labels)
         self.windows = windows(events, *config.span, config.by)
         self.borders = chronological(events, config.val, config.test)
-        check_labelled(dataset, self.task, config.labels, self.borders["train"][1])
+        self._check_labels()
         inputs = self._inputs()
         torch.manual_seed(key(config.seed, Purpose.INIT) >> 1)
         made = self._make(inputs.channels)
@@ -93,6 +94,19 @@ class SnapshotMode(TimeMode):
         self._check_splits(self.borders["train"][1])
         if made.widths:  # the state of a window's nodes as it is read, in the window's order, and the new one
             self._book_states(3 * 4 * sum(made.widths), self.budget.window)
+
+    def _check_labels(self) -> None:
+        """Raise ConfigError where training meets no known label."""
+        if self.task is None:
+            return
+        dataset, column, loss = self.dataset, self.config.labels, self.task.loss()
+        split = "train" if "train" in dataset.splits else None
+        stop = self.borders["train"][1]
+        of_events = None if column is None else labels_of_events(dataset.events, column, stop)
+        pieces = labels_of(dataset, split) if of_events is None else map(torch.from_numpy, of_events)
+        if not any(loss.weight(piece) for piece in pieces):
+            whose = f"column {column} of training's events" if column else f"split {split!r}" if split else "the store"
+            raise ConfigError(f"{dataset.path}: {whose} has no known label, so there is nothing to train on")
 
     def _inputs(self) -> Inputs:
         """What a node is given in a window: features, sums of event columns, an identity."""

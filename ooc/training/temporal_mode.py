@@ -183,11 +183,11 @@ class TimeMode(Mode):
     def evaluate(self) -> dict[str, Any]:
         """ "val"; "best", and then "test"; "baselines" of these splits."""
         found: dict[str, Scores] = {}
-        better = True  # where there is nothing to validate on, the last model is the best
+        better = True  # where nothing can be compared on validation, the last model is the best
         with evaluating(self.model):
             if (val := self.score("val")) is not None:
                 found["val"] = val
-                better = self.run.judge(val)
+                better = self.run.judge(val) or self.run.state.best_epoch is None
             if better and (test := self.score("test")) is not None:
                 found["test"] = test
         if better:
@@ -217,7 +217,7 @@ class TimeMode(Mode):
             if not counts[split]:
                 why[split] = f"none of the {sum(counts.values()):,} {unit} is for it: give `{split}` a larger share"
             elif split not in self.scores:
-                why[split] = "its scores are undefined or nothing that it has is labelled"
+                why[split] = "nothing that it has is labelled"
         return why
 
     def state(self, cursor: RunState) -> dict[str, Any]:
