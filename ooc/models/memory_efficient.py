@@ -122,7 +122,7 @@ def _flat(x: Tensor) -> NDArray[Any]:
 def _cut_below(x: NDArray[np.float32], cut: NDArray[np.bool_]) -> None:
     """Set cut = x <= 0 and x = 0 there; one pass over memory instead of torch's three."""
     for i in range(len(x)):
-        given = x[i]  # read once: after `cut` is written it could be another, and nothing would be done in vectors
+        given = x[i]  # read once: LLVM does not vectorize a second read behind the write to `cut`
         cut[i] = given <= 0
         x[i] = np.float32(0) if given <= 0 else given
 
