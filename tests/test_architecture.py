@@ -276,6 +276,7 @@ SHARED = {
     "ooc.runtime.crew._thread_counts": "functions of libraries that torch has loaded",
     "ooc.models.products._onednn": "of the processor and of torch",
     "ooc.models.user_models._of_method": "parameters of a function, which do not change",
+    "ooc.runtime.memory._occupied": "free blocks of the C library's heap, to give back when it may cache blocks again",
     "ooc.runtime.memory._policy": "what the C library was told to do with freed blocks, to restore it after a run",
     "ooc.runtime.pipeline._RUNNING": "pipelines to end before the interpreter does",
     "ooc.sampling.device_draws.compiled_for": "kernels that were found to give what torch gives",
