@@ -16,6 +16,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 _ROOT = Path(__file__).resolve().parents[1]
@@ -150,11 +150,35 @@ class Counts:
 
 def _place() -> str:
     """The innermost line of the project that is being executed, tests left out."""
-    for frame in reversed(traceback.extract_stack()):
-        path = Path(frame.filename)
-        if _ROOT in path.parents and path.relative_to(_ROOT).parts[0] in ("ooc", "stores", "tools"):
-            return f"{path.relative_to(_ROOT)}:{frame.lineno}"
+    for frame, line in traceback.walk_stack(None):
+        if (path := _of_project(frame.f_code.co_filename)) is not None:
+            return f"{path}:{line}"
     return "outside the project"
+
+
+@cache
+def _of_project(filename: str) -> Path | None:
+    """The path of a file of the project, None of others and of tests."""
+    path = Path(filename)
+    ours = _ROOT in path.parents and path.relative_to(_ROOT).parts[0] in ("ooc", "stores", "tools")
+    return path.relative_to(_ROOT) if ours else None
+
+
+@cache
+def _name_of(operation: Any) -> str:
+    """Such as "aten.copy_"."""
+    return str(operation).rsplit(".", 1)[0]
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    """Of arguments or results, in order; torch's pytrees know more containers and take most of a test's time."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [tensor for each in value for tensor in _tensors_in(each)]
 
 
 class PretendedDevice:
@@ -334,11 +358,11 @@ class _Operations(TorchDispatchMode):
         self._device = device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, str(func).rsplit(".", 1)[0]
+        kwargs, name = kwargs or {}, _name_of(func)
         if name == "aten.copy_":
             return self._copy(func, args, kwargs)
         device = self._device
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = _tensors_in((args, kwargs))
         here = [tensor for tensor in tensors if device.has(tensor)]
         for tensor in tensors if not func.is_view else ():
             device.touch(tensor, not here)
@@ -346,7 +370,8 @@ class _Operations(TorchDispatchMode):
             self._check(name, func, args, [tensor for tensor in tensors if not device.has(tensor)])
         out = func(*args, **kwargs)
         if here or (not tensors and device.makes_here):
-            tree_map_only(Tensor, device.mark, out)
+            for tensor in _tensors_in(out):
+                device.mark(tensor)
         return out
 
     def _check(self, name: str, func: Any, args: Any, others: list[Tensor]) -> None:
@@ -427,7 +452,7 @@ class _Functions(TorchFunctionMode):
             return self._device.lock_pages(first.clone())
         if func in _FACTORIES or func in _NEW or kwargs.get("device") is not None:
             return self._made(func, args, kwargs)
-        here = any(isinstance(leaf, Tensor) and self._device.has(leaf) for leaf in tree_leaves((args, kwargs)))
+        here = any(map(self._device.has, _tensors_in((args, kwargs))))
         with self._device.making(here):
             return func(*args, **kwargs)
 
@@ -479,7 +504,8 @@ class _Functions(TorchFunctionMode):
         if locked:
             device.lock_pages(made)
         if here:
-            tree_map_only(Tensor, device.mark, made)
+            for tensor in _tensors_in(made):
+                device.mark(tensor)
             if "empty" not in func.__name__:
                 device.launch()
             if func in (torch.tensor, torch.as_tensor, Tensor.new_tensor):
