@@ -167,12 +167,12 @@ def test_only_the_registry_and_the_settings_know_modes_by_name() -> None:
         if isinstance(node, ast.Dict | ast.List | ast.Set | ast.Tuple):
             several = node.keys if isinstance(node, ast.Dict) else node.elts
             names = {each.value for each in several if isinstance(each, ast.Constant)} & modes
-            listed += [f"{module}:{node.lineno}: {ast.unparse(node)[:80]}"] * (len(names) > 1)
+            if len(names) > 1:
+                listed.append(f"{module}:{node.lineno}: {ast.unparse(node)[:80]}")
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            of_a_mode = any(re.search(r"\bmode$|[\[(]'mode'", ast.unparse(side)) for side in sides)
             words = {each.value for side in sides for each in ast.walk(side) if isinstance(each, ast.Constant)}
-            if of_a_mode and words & modes:
+            if words & modes and any(re.search(r"\bmode$|[\[(]'mode'", ast.unparse(side)) for side in sides):
                 compared.append(f"{module}:{node.lineno}: {ast.unparse(node)}")
     assert not compared
     assert not listed, "what is known of each mode stands in its class"
@@ -183,7 +183,7 @@ def test_nothing_is_decided_by_the_class_of_a_loader_settings_or_a_plan() -> Non
         f"{module}:{node.lineno}: {ast.unparse(node)}"
         for module, node in nodes_of("ooc")
         if isinstance(node, ast.Call)
-        and ast.unparse(node.func) == "isinstance"
+        and called(node) == "isinstance"
         and re.search(r"(Loader|Config|Plan|Mode)\b", ast.unparse(node.args[1]))
     ]
     assert not asked
@@ -335,7 +335,8 @@ def changed_of_classes(tree: ast.Module) -> set[str]:
     nodes = [node for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) for node in ast.walk(each)]
     stored = [node for node in nodes if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)]
     owners = {*classes, "cls", "type(self)", "self.__class__"}
-    found = {node.attr for node in stored if ast.unparse(node.value) in owners}
+    spelled = lambda node: node.id if isinstance(node, ast.Name) else ast.unparse(node)  # noqa: E731
+    found = {node.attr for node in stored if spelled(node.value) in owners}
     shared = {name for node in classes.values() for name in containers(node)} - {node.attr for node in stored}
     for node in nodes:
         target: ast.AST | None = None
@@ -411,7 +412,10 @@ def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def flags_named(source: str) -> list[str]:
     """The messages of a module that name a flag of the command line."""
-    return [f"{line}: {text}" for line, text in messages(ast.parse(source)) if re.search(r"(?<![\w-])--[a-z{]", text)]
+    flag = re.compile(r"(?<![\w-])--[a-z{]")
+    if not flag.search(source):  # no string of it names one
+        return []
+    return [f"{line}: {text}" for line, text in messages(ast.parse(source)) if flag.search(text)]
 
 
 def test_messages_name_arguments_not_flags() -> None:

@@ -19,6 +19,7 @@ from ooc.stores.dataset import Dataset
 from tests.conftest import MakeStore
 from tests.ooc.fullgraph.exact import NAMES, LossOf, agree, cut_into, gradients, make, store_of
 from tests.ooc.fullgraph.over_ranks import run_over
+from tests.scale import few
 
 ROOM = 10**9
 EPOCHS = 2
@@ -78,7 +79,7 @@ def trained(ranks: Ranks, case: Case, folder: Path) -> Found:
         return Found(losses, grads, {name: value.clone() for name, value in model.state_dict().items()}, sent, recomputed)
 
 
-def all_trained(ranks: Ranks, cases: list[Case], folder: Path, parts: int = 16) -> list[Found]:
+def all_trained(ranks: Ranks, cases: list[Case], folder: Path, parts: int = few(5, 16)) -> list[Found]:
     """Of each case, in chunks of a few rows and exchanges of a few rows at a time."""
     with pytest.MonkeyPatch.context() as patch:
         cut_into(parts, patch)
