@@ -300,7 +300,8 @@ class TrainConfig(NodeConfig, SharedGradients):
         asked = self.task != "node" or self.eval_batch_size is not None
         sampled = self.evaluate == "sampled" or (self.evaluate == "auto" and asked)
         if self.sampler in LAYER_WISE and sampled and not self.eval_fanout:
-            instead = ", or evaluate = layerwise" if self.task == "node" else ""
+            passes = self.task == "node" and self.eval_batch_size is None  # which take no batches
+            instead = ", or evaluate = layerwise" if passes else ""
             raise ValueError(
                 f"sampled scores draw neighbors of each node, and sampler = {self.sampler} does not: give eval_fanout = "
                 f"{','.join(['10'] * hops)}{instead}"

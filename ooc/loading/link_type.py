@@ -1,5 +1,6 @@
 """The edge type that links are of, and the edge types that are its reverses."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,8 +70,13 @@ class LinkType:
 def edge_type_of(ds: Dataset, asked: str | tuple[str, ...]) -> EdgeKey | None:
     """The edge type that is asked for: a triple, source:name:target, PyG's source__name__target; or a name, or a pair (source,
     target), that one type alone has. None where there is not one."""
-    found = [key for key in ds.edge_types if asked in (key, edge_name(key), "__".join(key))]
-    found = found or [key for key in ds.edge_types if asked in (key[1], (key[0], key[2]))]
+    return key_of(ds.edge_types, asked)
+
+
+def key_of(edge_types: Sequence[EdgeKey], asked: str | tuple[str, ...]) -> EdgeKey | None:
+    """`edge_type_of` among the edge types of any store."""
+    found = [key for key in edge_types if asked in (key, edge_name(key), "__".join(key))]
+    found = found or [key for key in edge_types if asked in (key[1], (key[0], key[2]))]
     return found[0] if len(found) == 1 else None
 
 

@@ -78,18 +78,6 @@ def read_json(path: Path, advice: str) -> dict[str, Any] | None:
         raise ConfigError(f"{path}: not valid JSON ({error}); {advice}") from None
 
 
-def class_names(run_dir: Path) -> list[str] | None:
-    """Names of the classes that a run learned, of its summary; None where it has not ended, or there are no names."""
-    found = (read_json(run_dir / SUMMARY, "delete it") or {}).get("class_names")
-    return None if found is None else [str(name) for name in found]
-
-
-def kind_of_labels(run_dir: Path) -> str | None:
-    """The kind of labels that a run learned ("binary", ...), of its summary; None where it has not ended."""
-    found = (read_json(run_dir / SUMMARY, "delete it") or {}).get("labels")
-    return None if found is None else str(found)
-
-
 def read_plan(run_dir: Path) -> dict[str, Any] | None:
     """The plan made before the run began (`ooc.planning.run_plan.Plan.asdict`), None where none was."""
     return read_json(run_dir / PLAN, "delete it")

@@ -1,12 +1,10 @@
 """The mode "sampled" of the task "edge": labels of edges, predicted from the sampled neighborhoods of their ends."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any, cast
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from ooc.config.edges import EdgeConfig
@@ -31,8 +29,9 @@ from ooc.stores.node_set import NodeSet
 from ooc.training.batch_modes import SampledMode
 from ooc.training.build import make_hetero_model, make_model
 from ooc.training.label_mode import task_of_labels, training_loss
+from ooc.training.learned import summary_of
 from ooc.training.link_mode import ends_of, link_type
-from ooc.training.node_mode import LABELS_AT_ONCE, NodeMode
+from ooc.training.node_mode import NodeMode, labels_of
 
 
 class EdgeModel(nn.Module):
@@ -123,15 +122,9 @@ class EdgeMode(SampledMode):
         }
 
     def _make_loss(self) -> LabelLoss:
-        return training_loss(self.config, self.task, self._training_labels, self.device)
-
-    def _training_labels(self) -> Iterator[Tensor]:
-        """Labels of the training split, a piece at a time."""
-        labels, members = self.edges.labels, self.edges.members(self.config.train_split)
-        assert labels is not None
-        for start in range(0, len(members), LABELS_AT_ONCE):
-            slot = members[np.arange(start, min(start + LABELS_AT_ONCE, len(members)))]
-            yield torch.from_numpy(np.asarray(labels[self.edges.graph.edge_ids(slot)]))
+        edges = self.edges
+        labels = partial(labels_of, edges, self.config.train_split, edges.graph.edge_ids)  # members are slots
+        return training_loss(self.config, self.task, labels, self.device)
 
     def computed(self, batch: Any) -> Tensor:
         """The outputs of the batch's edges."""
@@ -147,8 +140,9 @@ class EdgeMode(SampledMode):
     def labels_in(self, batch: Any) -> Tensor:
         return cast(Tensor, self.model.edges_of(batch).edge_label)
 
-    def finish(self, result: dict[str, Any]) -> dict[str, Any]:
-        return {**super().finish(result), "class_names": self.edges.class_names}
+    def labels_summary(self) -> dict[str, Any]:
+        """See `NodeMode`."""
+        return summary_of(self.task, self.edges, edge_name(self.edges.key) if self.dataset.is_hetero else None)
 
 
 def edge_model(config: EdgeConfig, dataset: Dataset, task: LabelTask, edges: EdgeSet) -> EdgeModel:

@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,9 +31,9 @@ from ooc.training.build import make_model, make_optimizer, model_bytes
 from ooc.training.callbacks import Rate
 from ooc.training.data_parallel import shared_batches
 from ooc.training.label_mode import LabelMode, task_of_labels, training_loss
+from ooc.training.learned import summary_of
 from ooc.training.mode import RunContext, RunState, Scores
-
-LABELS_AT_ONCE = 2**18
+from ooc.training.node_mode import labels_of
 
 
 class GraphMode(LabelMode):
@@ -50,7 +49,8 @@ class GraphMode(LabelMode):
         self.budget = plan_graph_memory(dataset, model_bytes(config, self.model))
         self.accumulate = config.accumulate
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
-        self.loss_of = training_loss(config, self.task, self._labels, self.device)
+        labels = partial(labels_of, dataset.graphs, config.train_split)
+        self.loss_of = training_loss(config, self.task, labels, self.device)
         self.loader = self._loader(config.train_split, config.batch_size, shuffle=True)
         self.evaluators = {
             split: self._loader(split, config.eval_batch_size or config.batch_size)
@@ -66,14 +66,6 @@ class GraphMode(LabelMode):
         if self.dataset.graphs.task is None:
             raise ConfigError(f"the graphs of {self.config.store} have no labels to train on: ingest it with `graph_label`")
         return task_of_labels(self.config, self.dataset.graphs)
-
-    def _labels(self) -> Iterator[Tensor]:
-        """Labels of the training graphs, a piece at a time."""
-        labels, members = self.dataset.graphs.labels, self.dataset.graphs.members(self.config.train_split)
-        assert labels is not None
-        for start in range(0, len(members), LABELS_AT_ONCE):
-            graph = members[np.arange(start, min(start + LABELS_AT_ONCE, len(members)))]
-            yield torch.from_numpy(np.asarray(labels[graph]))
 
     def _loader(self, split: str, batch_size: int, shuffle: bool = False) -> GraphLoader:
         config = self.config
@@ -202,7 +194,7 @@ class GraphMode(LabelMode):
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
         write_trace(self.config.out, self.loader.spans())
-        about = {"reading": self._reading, "labels": self.task.kind, "class_names": self.dataset.graphs.class_names}
+        about = {"reading": self._reading, **summary_of(self.task, self.dataset.graphs)}
         return {"budget": asdict(self.budget), "num_graphs": len(self.dataset.graphs), **about}
 
 

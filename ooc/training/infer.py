@@ -25,14 +25,15 @@ from ooc.runtime.restoring import settings_restored
 from ooc.stores.arrays.rows import ArrayRows, Rows
 from ooc.stores.errors import ConfigError
 from ooc.stores.io.atomic import check_absent, removed_path
-from ooc.training import checkpoint, infer_edges, infer_graphs
+from ooc.training import infer_edges, infer_graphs
 from ooc.training.build import (
     placed,
     table_shapes,
     takes_floats,
 )
-from ooc.training.edge_mode import edge_model, labelled_edges
+from ooc.training.edge_mode import edge_model
 from ooc.training.graph_mode import graph_model
+from ooc.training.learned import labels_of_edges, labels_of_graphs, learned_labels
 from ooc.training.model_outputs import (
     Model,
     ModelOutputs,
@@ -43,7 +44,6 @@ from ooc.training.model_outputs import (
     ranks_of_pass,
     settings_of_run,
     tables_of,
-    task_learned,
 )
 from ooc.training.node_mode import feature_reading
 from ooc.training.node_rows import NodeRows, WrittenRows
@@ -124,8 +124,8 @@ def infer(
             all nodes that may be heads or, where links have relations, each (head, relation) that the store has. The table has
             `source`, `relation`, `target` (the user's own ids and names), `rank` (int32, from 1) and `score` (float32); links
             that the store has are left out, and so is a node as its own answer. `embed` gives the rows of such a run.
-        memory: Limit for the process, such as "2GB"; with a data set, that of `ooc.open` applies instead.
-        engine: How rows are read: auto, uring, pread or mmap; with a data set, that of `ooc.open` applies instead.
+        memory: Limit for the process, such as "2GB". Of a data set it is given to `ooc.open`, and left out here.
+        engine: How rows are read: auto, uring, pread or mmap. Of a data set it is given to `ooc.open`, and left out here.
         num_layers: Of a module with its own forward(x, blocks), as many as it takes blocks; of a run of a class of one's own on
             a heterogeneous store, over how many hops its outputs depend on, where these are not `layers`.
         model_class: "package.module:Class" of a run that used such a class. Naming it again is consent to import it.
@@ -137,7 +137,7 @@ def infer(
             module gets the nodes' numbers, int64[n]. Of a run of links between nodes of two types, those to embed.
         device: Where the model of a run computes: "cpu", "cuda", or "auto" for CUDA where there is one. A module computes
             where its parameters are.
-        cache_dir, cache: Of a store at a URL, as of `ooc.open`; with a data set, those of `ooc.open` apply.
+        cache_dir, cache: Of a store at a URL, as of `ooc.open`, to which they are given for a data set.
         all_ranks: Whether all processes of torch's process group, or of torchrun, call this together: each then computes a
             range of the nodes, in a folder that all of them see (beside `out`, or `folder`), and rank 0 writes `out`. Outputs
             of edges and of graphs are computed by rank 0 alone. False: this process computes all.
@@ -299,8 +299,8 @@ def _edges(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | Wri
     config: EdgeConfig = consent(run, Path(os.fspath(work.store)))
     _check_new(out)
     with settings_restored(), work.dataset(takes_floats(config)) as dataset, ExitStack() as opened:
-        edges = labelled_edges(config.model_copy(update={"store": dataset.path}), dataset)
-        task = task_learned(run, config, edges, dataset.path, lambda store: store.edge_type(edges.key))
+        learned = learned_labels(run, config, dataset.manifest, dataset.path, partial(labels_of_edges, config))
+        edges, task = infer_edges.edges_of(dataset, run, learned.of), learned.task
         shapes = table_shapes(config, dataset)
         model = edge_model(config, dataset, task, edges)
         load_best(model, run)
@@ -311,12 +311,12 @@ def _edges(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | Wri
         loader = infer_edges.all_edges(config, model, edges, dataset, tables, device)
         outputs = infer_edges.outputs_of(model, loader, edges, work.progress)
         if out is None:
-            found = np.full((len(edges.labels if edges.labels is not None else ()), task.channels), np.nan, np.float32)
+            assert edges.labels is not None, "edges without labels are refused"
+            found = np.full((len(edges.labels), task.channels), np.nan, np.float32)
             for each in outputs:
                 found[each.e_id] = each.outputs
             return NodeRows(ArrayRows(found), lambda: None)
-        names = checkpoint.class_names(run) or edges.class_names
-        count = infer_edges.write(out, outputs, dataset, edges, task, names)
+        count = infer_edges.write(out, outputs, dataset, edges, task, learned.class_names)
         moved, reading = (loader.bytes_read, out.stat().st_size), feature_reading(dataset)
         return WrittenRows(out, count, task.channels, *moved, reading, "sampled neighborhoods of both ends", "edges")
 
@@ -355,20 +355,19 @@ def _graphs(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | Wr
     _check_new(out)
     with settings_restored(), work.dataset(takes_floats(config)) as dataset:
         infer_graphs.check_graphs(dataset, config)
-        task = task_learned(run, config, dataset.graphs, dataset.path, lambda store: store.graphs)
-        model = graph_model(config, dataset, task)
+        learned = learned_labels(run, config, dataset.manifest, dataset.path, labels_of_graphs)
+        model = graph_model(config, dataset, learned.task)
         load_best(model, run)
         device = placed(model, work.device)
         loader = infer_graphs.all_graphs(model, dataset, config.eval_batch_size or config.batch_size, device)
         outputs = infer_graphs.outputs_of(model, loader, work.progress)
         if out is None:
             return NodeRows(ArrayRows(np.concatenate([found for _, found in outputs])), lambda: None)
-        names = checkpoint.class_names(run) or infer_graphs.class_names(dataset, config)
-        infer_graphs.write(out, outputs, dataset, task, names)
+        infer_graphs.write(out, outputs, dataset, learned.task, learned.class_names)
         reading = dataset.reading("x") if dataset.num_features else ""
         method = "batches of whole graphs"
         return WrittenRows(
-            out, len(loader.graphs), task.channels, loader.bytes_read, out.stat().st_size, reading, method, "graphs"
+            out, len(loader.graphs), learned.task.channels, loader.bytes_read, out.stat().st_size, reading, method, "graphs"
         )
 
 
@@ -418,7 +417,7 @@ def _write(work: ModelOutputs, subject: Subject, out: Path, rows: Rows, embeds: 
     if embeds:
         write_zarr(out, rows)
     else:
-        write_table(out, rows, subject.nodes, _kind_of(rows, subject.task), work.class_names(subject))
+        write_table(out, rows, subject.nodes, _kind_of(rows, subject.task), subject.class_names)
 
 
 def _kind_of(rows: Rows, task: LabelTask | None) -> str | None:

@@ -14,6 +14,7 @@ from ooc.config.edges import EdgeConfig
 from ooc.layerwise.full_neighbor_pass import TABLE_COPIES, with_table_rows
 from ooc.layerwise.layerwise_pass import Progress
 from ooc.loading.link_neighbor_loader import LinkNeighborLoader
+from ooc.loading.link_type import key_of
 from ooc.loading.ranks import WHOLE
 from ooc.metrics.tasks import LabelTask
 from ooc.models.layers import evaluating
@@ -21,6 +22,7 @@ from ooc.models.user_models import edge_features_for
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.runtime.pipeline import Stage
 from ooc.runtime.transfer import HostCopy
+from ooc.sampling.hetero_neighbor import edge_name
 from ooc.stores.arrays.rows import AnyArray, Ids, Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.edge_set import EdgeSet
@@ -43,6 +45,22 @@ class EdgeOutputs(NamedTuple):
     target: Ids
     outputs: AnyArray
     """float32[b, channels]"""
+
+
+def edges_of(dataset: Dataset, run: Path, name: str | None) -> EdgeSet:
+    """The labelled edges that a run has outputs of. name: of their type, None in a store of one.
+
+    Raises ConfigError where the store has no such edges, or they have no labels.
+    """
+    key = dataset.edge_types[0] if name is None and not dataset.is_hetero else key_of(dataset.edge_types, name or "")
+    if key is None:
+        there = ", ".join(map(edge_name, dataset.edge_types))
+        what = "edges of a store of one type" if name is None else f"edges {name}"
+        raise ConfigError(f"{run} gives outputs of {what}, and {dataset.path} has the types {there}")
+    edges = dataset.edges(key)
+    if edges.labels is None:
+        raise ConfigError(f"{run} gives outputs of labelled edges, and those of {dataset.path} have no labels")
+    return edges
 
 
 def all_edges(

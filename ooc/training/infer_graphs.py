@@ -17,8 +17,7 @@ from ooc.models.layers import evaluating
 from ooc.runtime.transfer import HostCopy
 from ooc.stores.arrays.rows import AnyArray, Ids
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError, OocError
-from ooc.stores.remote.mirror import manifest_at
+from ooc.stores.errors import ConfigError
 from ooc.training.graph_mode import unread
 from ooc.training.predictions import write_parts
 
@@ -30,15 +29,6 @@ def check_graphs(dataset: Dataset, config: GraphConfig) -> None:
     """Raise ConfigError for a store of one graph."""
     if dataset.manifest.graphs is None:
         raise ConfigError(f"{dataset.path} holds one graph, and {config.out} is a model of whole graphs: give a store of many")
-
-
-def class_names(dataset: Dataset, config: GraphConfig) -> list[str] | None:
-    """Names of the model's classes: of the store it was trained on, where that is still there, else of this one."""
-    try:
-        trained_on = manifest_at(config.store).graphs
-    except OocError:
-        trained_on = None
-    return dataset.graphs.class_names if trained_on is None else trained_on.class_names
 
 
 def all_graphs(model: nn.Module, dataset: Dataset, batch_size: int, device: torch.device) -> GraphLoader:

@@ -138,6 +138,10 @@ class LinkMode(SampledMode):
     def _make_loss(self) -> LinkLoss:  # type: ignore[override]
         return cast(LinkLoss, self.task.loss(self.config))
 
+    def labels_summary(self) -> dict[str, Any]:
+        """See `NodeMode`: no labels of a store."""
+        return {"labels": self.task.kind, "class_names": None}
+
     def notes(self) -> list[str]:
         """See `Mode`."""
         counts = ", ".join(f"{loader.num_seeds:,} of {part}" for part, loader in self.evaluators.items())

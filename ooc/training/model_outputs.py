@@ -1,7 +1,7 @@
 """Whose outputs are computed, and of what: a model in memory or that of a run, on the data set that is given."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,7 +13,6 @@ from torch import nn
 
 from ooc.config.base import parse, saved_config
 from ooc.config.edges import EdgeConfig
-from ooc.config.labels import LabelConfig
 from ooc.config.models import ModelConfig
 from ooc.config.modes import check_consent, class_of
 from ooc.config.nodes import NodeConfig
@@ -23,19 +22,17 @@ from ooc.layerwise.exact_pass import ExactPass, exact_pass
 from ooc.layerwise.layerwise_pass import Progress
 from ooc.layerwise.shape import has_layers
 from ooc.loading.arguments import check_store
-from ooc.metrics.tasks import Labelled, LabelTask
+from ooc.metrics.tasks import LabelTask
 from ooc.models.pyg_models import degree_histogram
-from ooc.models.user_models import edge_dim_of, find_class
+from ooc.models.user_models import edge_dim_of, find_class, kind_of
 from ooc.runtime.ranks import ALONE, Ranks, joined_ranks
 from ooc.runtime.restoring import settings_restored
 from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.arrays.rows import Rows
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError, OocError
+from ooc.stores.errors import ConfigError
 from ooc.stores.io.remote.url import store_path
-from ooc.stores.manifest import Manifest
 from ooc.stores.node_set import NodeSet
-from ooc.stores.remote.mirror import manifest_at
 from ooc.stores.sizes import parse_bytes
 from ooc.training import checkpoint
 from ooc.training.build import (
@@ -47,12 +44,10 @@ from ooc.training.build import (
     table_shapes,
     takes_floats,
 )
+from ooc.training.learned import Learned, labels_of_nodes, learned_labels
 from ooc.training.link_mode import ends_of, link_type
-from ooc.training.node_mode import labelled_nodes
 from ooc.training.run import MODEL
 
-Trained = Callable[[Manifest], Labelled | None]
-"""(the manifest of the store that was trained on) -> what has its labels"""
 Model = nn.Module | Path | str
 Store = Dataset | Path | str
 
@@ -64,13 +59,14 @@ def ranks_of_pass(all_ranks: bool, device: str) -> AbstractContextManager[Ranks]
 
 @dataclass(frozen=True)
 class Subject:
-    """What outputs are computed of. task: None for outputs of no task; tables, num_layers: as of `exact_pass`; learned: the
-    node types that a run on a heterogeneous store has outputs of."""
+    """What outputs are computed of. task: None for outputs of no task; class_names: of the model's classes; tables, num_layers:
+    as of `exact_pass`; learned: the node types that a run on a heterogeneous store has outputs of."""
 
     dataset: Dataset
     model: nn.Module
     task: LabelTask | None
     nodes: NodeSet
+    class_names: list[str] | None = None
     tables: Mapping[str, Rows] = field(default_factory=dict)
     num_layers: int | None = None
     learned: tuple[str, ...] = ()
@@ -115,11 +111,9 @@ class ModelOutputs:
                 self._check_types(dataset)
                 nodes = dataset.nodes(self.node_type)
                 task = None if nodes.task is None else LabelTask.of(nodes)
-                yield Subject(dataset, self.model, task, nodes, num_layers=self.num_layers)
+                yield Subject(dataset, self.model, task, nodes, nodes.class_names, num_layers=self.num_layers)
             return
-        if not isinstance(self.model, str | os.PathLike):
-            raise ConfigError(f"model must be a module or the directory of a run, not a {type(self.model).__name__}")
-        run = Path(self.model)
+        run = run_of(self.model)
         config = self.consent(run, self.store.path if isinstance(self.store, Dataset) else store_path(self.store))
         with self.dataset(takes_floats(config)) as dataset:
             if dataset.is_hetero:
@@ -128,13 +122,14 @@ class ModelOutputs:
                 return
             self._check_types(dataset)
             check_homogeneous(config, dataset.path)
-            of_pairs = config.link_decoder is not None
-            task = None if of_pairs else task_learned(run, config, dataset, dataset.path, lambda store: store)
-            channels = config.embedding if task is None else task.channels  # embeddings, for links
+            task, names, channels = None, None, config.embedding  # of links
+            if config.link_decoder is None:
+                learned = learned_of_nodes(run, config, dataset)
+                task, names, channels = learned.task, learned.class_names, learned.task.channels
             degrees = partial(degree_histogram, dataset.graph)
             made = make_model(config, dataset.num_features, channels, degrees, edge_dim_of(dataset))
             load_best(made, run)
-            yield Subject(dataset, made, task, dataset.nodes(), num_layers=self.num_layers)
+            yield Subject(dataset, made, task, dataset.nodes(), names, num_layers=self.num_layers)
 
     def _check_types(self, dataset: Dataset) -> None:
         """Raise ConfigError if a node type must be given and is not, or the other way round."""
@@ -154,20 +149,6 @@ class ModelOutputs:
             what = " and ".join(learned)
             raise ConfigError(f"{self.model} gives outputs of {what}, and node_type = {wanted!r}: leave it out")
         return replace(subject, nodes=subject.dataset.nodes(wanted or learned[0]))
-
-    def class_names(self, subject: Subject) -> list[str] | None:
-        """Names of the model's classes: those that the run learned or, where it has not ended, of the store it was trained on,
-        if that is still there, else of this one."""
-        if isinstance(self.model, nn.Module):
-            return subject.nodes.class_names
-        if (learned := checkpoint.class_names(Path(self.model))) is not None:
-            return learned
-        if subject.node_type is not None:
-            return subject.nodes.class_names
-        try:
-            return manifest_at(_config(Path(self.model)).store).class_names
-        except OocError:
-            return subject.nodes.class_names
 
     def __post_init__(self) -> None:
         check_store(self.store, "store")
@@ -196,9 +177,8 @@ class ModelOutputs:
 
     def begun(self, subject: Subject, folder: Path) -> ExactPass:
         """The pass that computes it, in `folder`."""
-        if self.num_layers is not None and has_layers(subject.model):
-            name = type(subject.model).__name__
-            raise ConfigError(f"num_layers applies to models with their own forward, and {name} has layers: leave it out")
+        if self.num_layers is not None:
+            _check_num_layers(subject)
         limit = None if self.memory is None else parse_bytes(self.memory, "memory")
         engine = "auto" if subject.dataset.engine == "gds" else subject.dataset.engine
         types: dict[str, Any] = {"node_type": subject.node_type, "tables": subject.tables, "num_layers": subject.num_layers}
@@ -210,24 +190,47 @@ class ModelOutputs:
         return [] if self.progress is None or not self.ranks.first else [self.progress]
 
 
+def _check_num_layers(subject: Subject) -> None:
+    """Raise ConfigError for a model whose layers or hops are known."""
+    name = type(subject.model).__name__
+    if has_layers(subject.model):
+        raise ConfigError(f"`num_layers` applies to models with forward(x, blocks), and {name} has layers: leave it out")
+    if kind_of(subject.model) != "blocks" and not subject.dataset.is_hetero:
+        raise ConfigError(
+            f"`num_layers` applies to models with forward(x, blocks), and the hops of {name} are found by trying: leave it out"
+        )
+
+
 @contextmanager
 def _of_types(dataset: Dataset, config: Any, run: Path, num_layers: int | None) -> Iterator[Subject]:
     """The model of a run on a heterogeneous store, with the embedding tables of its best epoch."""
     if config.link_decoder is not None:  # embeddings of both ends
-        learned = ends_of(link_type(config.edge_type, dataset))
-        nodes, task, channels = dataset.nodes(learned[0]), None, config.embedding
+        learned, task, names, channels = ends_of(link_type(config.edge_type, dataset)), None, None, config.embedding
     else:
-        nodes = labelled_nodes(config, dataset)
-        learned = (nodes.name,)
-        task = task_learned(run, config, nodes, dataset.path, lambda store: store.node_type(nodes.name))
-        channels = task.channels
+        labels = learned_of_nodes(run, config, dataset)
+        learned = (_type_in(dataset, run, labels.of),)
+        task, names, channels = labels.task, labels.class_names, labels.task.channels
     shapes, made = table_shapes(config, dataset), make_hetero_model(config, dataset, learned, channels)
     load_best(made, run)
     with ExitStack() as opened:
         tables = tables_of(run, dataset, shapes) if shapes else {}
         for rows in tables.values():
             opened.enter_context(closing(rows))
-        yield Subject(dataset, made, task, nodes, tables, num_layers or config.layers, learned)
+        nodes = dataset.nodes(learned[0])
+        yield Subject(dataset, made, task, nodes, names, tables, num_layers or config.layers, learned)
+
+
+def learned_of_nodes(run: Path, config: Any, dataset: Dataset) -> Learned:
+    """The labels of nodes that a run learned; see `learned_labels`."""
+    return learned_labels(run, config, dataset.manifest, dataset.path, partial(labels_of_nodes, config))
+
+
+def _type_in(dataset: Dataset, run: Path, name: str | None) -> str:
+    """The node type that a run has outputs of. Raises ConfigError where a store has no such type."""
+    if name not in dataset.node_types:
+        what = "nodes of a store of one type" if name is None else f"nodes of type {name}"
+        raise ConfigError(f"{run} gives outputs of {what}, and {dataset.path} has the types {', '.join(dataset.node_types)}")
+    return name
 
 
 def tables_of(run: Path, dataset: Dataset, shapes: Mapping[str, tuple[int, int]]) -> dict[str, DiskRows]:
@@ -260,12 +263,20 @@ def agreed(run: Path, store: Path, *, model_class: str | None, allow_code: bool,
 def consent_of(model: Model, model_class: str | None, allow_code: bool) -> Any:
     """`agreed` with what the user has said. Raises ConfigError for a class that is not asked for."""
     if model_class is not None:
-        own = isinstance(model, nn.Module)
-        name = type(model).__name__ if isinstance(model, nn.Module) else settings_of_run(Path(model)).get("model", "")
-        if own or ":" not in name:
-            what = "the model is in memory" if own else f"{model} has model {name}"
-            raise ConfigError(f"model_class names the class of a run's model, and {what}: leave it out")
+        what = "the model is in memory"
+        if not isinstance(model, nn.Module):
+            name = settings_of_run(run_of(model)).get("model", "")
+            what = "" if ":" in name else f"{model} has model {name}"
+        if what:
+            raise ConfigError(f"`model_class` names the class of a run's model, and {what}: leave it out")
     return partial(agreed, model_class=model_class, allow_code=allow_code)
+
+
+def run_of(model: Any) -> Path:
+    """The directory of a run. Raises ConfigError for what is no path."""
+    if not isinstance(model, str | os.PathLike):
+        raise ConfigError(f"model must be a module or the directory of a run, not a {type(model).__name__}")
+    return Path(model)
 
 
 def settings_of_run(run: Path) -> dict[str, Any]:
@@ -284,29 +295,6 @@ def _config(run: Path, wanted: type[ModelConfig] = NodeConfig) -> Any:
     if not issubclass(kind, wanted):
         raise ConfigError(f"{run} was trained with mode {found['mode']}: this verb takes models of nodes")
     return parse(kind, found, where=f"{run}: ")
-
-
-def task_learned(run: Path, config: LabelConfig, here: Labelled, place: Path | str, trained_on: Trained) -> LabelTask:
-    """The task of the labels here or, where they are not of the kind that the run learned, of those that it was trained on.
-
-    Args:
-        run: The run, whose summary says what kind it learned.
-        config: Its settings.
-        here: What outputs are computed for.
-        place: The store of it, for messages.
-        trained_on: Returns the same of a store's manifest.
-    """
-    learned = checkpoint.kind_of_labels(run)
-    if here.task is not None and learned in (None, here.task):
-        return LabelTask.of(here)
-    none = f"{place} has no {'' if learned is None else f'{learned} '}labels that give the task"
-    try:
-        found = trained_on(manifest_at(config.store))
-    except OocError as error:
-        raise ConfigError(f"{none}, nor is there {config.store}: {error}") from None
-    if found is None or found.task is None or learned not in (None, found.task):
-        raise ConfigError(f"{none}, and neither has {config.store}")
-    return LabelTask.of(found)
 
 
 def load_best(model: torch.nn.Module, run: Path) -> None:

@@ -1,6 +1,6 @@
 """What modes on nodes share: labels by split and the loss, the model, exact scores."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import cached_property, partial
 from typing import Any
@@ -19,10 +19,13 @@ from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
+from ooc.stores.edge_set import EdgeSet
 from ooc.stores.errors import ConfigError
+from ooc.stores.graph_set import GraphSet
 from ooc.stores.node_set import NodeSet
 from ooc.training.build import make_hetero_model, make_model
 from ooc.training.label_mode import LabelMode, task_of_labels, training_loss
+from ooc.training.learned import summary_of
 from ooc.training.mode import RunState, Scores
 
 EXACT_FOLDER = "sweep"
@@ -103,8 +106,11 @@ class NodeMode(LabelMode):
         moved = None if stats is None else {"read": stats.bytes_read, "written": stats.bytes_written}
         if self.exact is not None:
             self.exact.close(keep=False)
-        about = {"reading": self.reading, "labels": self.task.kind, "class_names": self.nodes.class_names}
-        return {"sweeps": moved, "budget": asdict(self.batch_budget), **about}
+        return {"sweeps": moved, "budget": asdict(self.batch_budget), "reading": self.reading, **self.labels_summary()}
+
+    def labels_summary(self) -> dict[str, Any]:
+        """What the run's summary says of the labels that it learned."""
+        return summary_of(self.task, self.nodes, self.nodes.name if self.dataset.is_hetero else None)
 
 
 def feature_reading(dataset: Dataset) -> str:
@@ -136,13 +142,15 @@ def labelled_nodes(config: NodeConfig, dataset: Dataset) -> NodeSet:
     return dataset.nodes(asked or next(iter(labelled), dataset.node_types[0]))
 
 
-def labels_of(dataset: Dataset | NodeSet, split: str | None) -> Iterator[torch.Tensor]:
-    """Labels of a split's nodes (None: all), [k] or [k, C], a piece at a time."""
-    labels, members = dataset.labels, None if split is None else dataset.members(split)
+def labels_of(
+    labelled: Dataset | NodeSet | GraphSet | EdgeSet, split: str | None, place: Callable[[Ids], Ids] = lambda member: member
+) -> Iterator[torch.Tensor]:
+    """Labels of a split's members (None: all), [k] or [k, C], a piece at a time. place: where those of members are."""
+    labels, members = labelled.labels, None if split is None else labelled.members(split)
     assert labels is not None
     for start in range(0, count := len(labels if members is None else members), LABELS_AT_ONCE):
         at = np.arange(start, min(start + LABELS_AT_ONCE, count))
-        yield torch.from_numpy(np.asarray(labels[at if members is None else members[at]]))
+        yield torch.from_numpy(np.asarray(labels[at if members is None else place(members[at])]))
 
 
 def make_loss(config: NodeConfig, dataset: Dataset | NodeSet, task: LabelTask, device: torch.device) -> LabelLoss:

@@ -183,17 +183,18 @@ class TimeMode(Mode):
     def evaluate(self) -> dict[str, Any]:
         """ "val"; "best", and then "test"; "baselines" of these splits."""
         found: dict[str, Scores] = {}
-        better = True  # where nothing can be compared on validation, the last model is the best
+        best = kept = True  # where nothing can be compared on validation, the last model is the best
         with evaluating(self.model):
             if (val := self.score("val")) is not None:
                 found["val"] = val
-                better = self.run.judge(val) or self.run.state.best_epoch is None
-            if better and (test := self.score("test")) is not None:
+                best = self.run.judge(val)
+                kept = best or self.run.state.best_epoch is None  # also while no score is defined
+            if kept and (test := self.score("test")) is not None:
                 found["test"] = test
-        if better:
+        if kept:
             self.scores = found
         beside = {name: {split: each[split] for split in found} for name, each in self._scored_baselines().items()}
-        return {**found, "best": better, "baselines": beside} if found else {}
+        return {**found, "best": best, "baselines": beside} if found else {}
 
     @abstractmethod
     def score(self, split: str) -> Scores | None:

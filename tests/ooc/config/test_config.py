@@ -164,7 +164,7 @@ def test_a_fault_is_one_line_naming_the_key(values: dict[str, object], words: li
         ({"sampler": "ladies", "mode": "saint"}, "sampler does not apply to mode saint"),
         ({"sampler": "ladies", "batch_dependency": 4}, "batch_dependency applies to sampler = labor only"),
         ({"sampler": "ladies", "evaluate": "sampled"}, "give eval_fanout = 10,10, or evaluate = layerwise"),
-        ({"sampler": "ladies", "eval_batch_size": 9}, "give eval_fanout = 10,10, or evaluate = layerwise"),
+        ({"sampler": "ladies", "eval_batch_size": 9}, "give eval_fanout = 10,10$"),
         ({"model": "gcn", "heads": 4}, "heads does not apply to model gcn: leave it out"),
         ({"model": "appnp", "theta": 0.1}, "theta does not apply to model appnp"),
         ({"rescale": False}, "rescale does not apply to model sage"),

@@ -147,6 +147,15 @@ def test_a_run_of_classes_on_a_store_of_numbers_predicts_classes(stores: dict[st
     assert pq.read_table(tmp_path / "p.parquet").column_names == ["id", "source", "target", "class", "probabilities"]
 
 
+def test_edges_without_labels_have_no_outputs(stores: dict[str, Path], tmp_path: Path) -> None:
+    train(configure(stores["classes"], tmp_path / "run", max_steps=1, fanout=[3]))
+    src, dst = random_edges(N, E)
+    data = Data(x=torch.zeros(N, 6), edge_index=torch.from_numpy(np.stack([src, dst])), edge_attr=torch.zeros(E, 3))
+    ooc.from_data(data, tmp_path / "none.ooc").close()
+    with pytest.raises(ConfigError, match=r"run gives outputs of labelled edges, and those of .*none\.ooc have no labels"):
+        ooc.infer(tmp_path / "run", tmp_path / "none.ooc")
+
+
 def test_an_undirected_edge_has_outputs_once(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     src, dst = rng.integers(0, 20, (2, 60))

@@ -1,5 +1,6 @@
 """Training on heterogeneous graphs, with embedding tables of types without features, against the same training in RAM."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,15 @@ def graph_of(data: HeteroData) -> HeteroData:
     return data
 
 
-def write(path: Path, data: HeteroData, splits: dict[str, np.ndarray] = SPLITS) -> Path:
+def write(path: Path, data: HeteroData, splits: dict[str, np.ndarray] = SPLITS, labelled: str | None = "paper") -> Path:
     count = sizes(data)
     nodes: dict[str, Any] = {name: {"num_nodes": size} for name, size in count.items()}
     for name in data.node_types:
         if "x" in data[name]:
             nodes[name]["x"] = data[name].x.numpy()
-    nodes["paper"] |= {"y": data["paper"].y.numpy(), "task": "multiclass", "num_classes": CLASSES, "splits": splits}
+    if labelled is not None:
+        y = data[labelled].y.numpy()
+        nodes[labelled] |= {"y": y, "task": "multiclass", "num_classes": CLASSES, "splits": splits}
     edges = {}
     for key in data.edge_types:
         sources = {} if key[0] == key[2] else {"num_sources": count[key[0]]}
@@ -434,6 +437,44 @@ def test_outputs_of_all_nodes_are_those_on_the_whole_graph(
     assert (written.rows, written.columns) == (NODES["paper"], CLASSES)
     assert "full neighborhoods of 2 hops" in written.moved
     assert pq.read_table(tmp_path / "p.parquet")["class"].to_pylist() == expected.argmax(1).tolist()
+
+
+def test_outputs_are_of_the_type_that_the_run_learned(tmp_path: Path) -> None:
+    """Whatever labels the store has whose nodes they are of, and whether the run has ended."""
+    data = graph_of(hetero_data(0))
+    trained_on = write(tmp_path / "papers.ooc", data)
+    config = configure(trained_on, tmp_path / "run", model="rsage", epochs=1, plan=False)
+    assert train(config)["labels_of"] == "paper"
+    with ooc.infer(config.out, trained_on) as found:
+        expected = np.asarray(found).copy()
+    of_authors = data.clone()
+    of_authors["author"].y = torch.arange(NODES["author"]) % CLASSES
+    stores = [
+        write(tmp_path / "authors.ooc", of_authors, {"train": np.arange(20)}, labelled="author"),
+        write(tmp_path / "none.ooc", data, labelled=None),
+    ]
+    summary = config.out / "summary.json"
+    ended = summary.read_text()
+    for store in stores:
+        for text in (ended, None):
+            summary.write_text(text) if text else summary.unlink()
+            with ooc.infer(config.out, store) as found:
+                assert np.array_equal(np.asarray(found), expected)
+        summary.write_text(ended)
+    summary.unlink()
+    shutil.rmtree(trained_on)
+    for store in stores:
+        with pytest.raises(ConfigError, match=r"has no labels that give the task, nor is there .*papers\.ooc"):
+            ooc.infer(config.out, store)
+
+
+def test_a_store_without_the_type_that_a_run_learned_is_refused(store: Path, make_store: MakeStore, tmp_path: Path) -> None:
+    config = configure(store, tmp_path / "run", epochs=1, plan=False, **RUN)
+    train(config)
+    summary = config.out / "summary.json"
+    summary.write_text(summary.read_text().replace('"labels_of": "paper"', '"labels_of": "book"'))
+    with pytest.raises(ConfigError, match=r"gives outputs of nodes of type book, and .* has the types paper, author, venue"):
+        ooc.infer(config.out, store)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import torch
+import torch_geometric.nn
 import zarr
 
 import ooc
@@ -216,7 +217,7 @@ def test_what_does_not_fit_is_named(make_store: MakeStore, tmp_path: Path) -> No
         infer(run, store, tmp_path / "absent" / "p.parquet")
     for named, words in (
         ({"model_class": "mine:Net"}, "has model sage: leave it out"),
-        ({"num_layers": 2}, "num_layers applies to models with their own forward, and Model has layers: leave it out"),
+        ({"num_layers": 2}, "`num_layers` applies to models with forward.x, blocks., and Model has layers: leave it out"),
     ):
         with pytest.raises(ConfigError, match=words):
             infer(run, store, tmp_path / "p.parquet", **named)  # type: ignore[arg-type]
@@ -225,7 +226,7 @@ def test_what_does_not_fit_is_named(make_store: MakeStore, tmp_path: Path) -> No
     with Dataset.open(store) as ds, pytest.raises(ConfigError, match="cache is a property of an open data set"):
         infer(run, ds, tmp_path / "p.parquet", cache=0)
     module: Any = torch.nn.ModuleList()
-    with pytest.raises(ConfigError, match="model_class names the class of a run's model, and the model is in memory"):
+    with pytest.raises(ConfigError, match="`model_class` names the class of a run's model, and the model is in memory"):
         infer(module, store, tmp_path / "p.parquet", model_class="mine:Net")
     assert not list(tmp_path.glob("p.parquet*"))
 
@@ -239,8 +240,41 @@ def test_a_run_of_classes_on_a_store_of_numbers_predicts_classes(make_store: Mak
     infer(tmp_path / "run", numbers, tmp_path / "p.parquet")
     assert pq.read_table(tmp_path / "p.parquet").column_names == ["id", "class", "probability"]
     shutil.rmtree(learned)
+    assert infer(tmp_path / "run", numbers).shape == (50, 1)
+    summary = tmp_path / "run" / "summary.json"
+    older = {key: value for key, value in json.loads(summary.read_text()).items() if key not in ("num_classes", "labels_of")}
+    summary.write_text(json.dumps(older))
     with pytest.raises(ConfigError, match="has no binary labels that give the task, nor is there"):
         infer(tmp_path / "run", numbers, tmp_path / "q.parquet")
+
+
+def test_fewer_classes_and_other_names_change_no_predictions(make_store: MakeStore, tmp_path: Path) -> None:
+    """Of labels of the same kind, and of numbers: classes and names are the run's, also where it learned no names."""
+    learned = make_store("learned.ooc", y=np.arange(50) % 4, num_classes=4)
+    fewer = make_store("fewer.ooc", class_names=["x", "y", "z"])
+    y = np.zeros((50, 2), np.float32)
+    numbers = make_store("numbers.ooc", y=y, task="regression", num_classes=2, class_names=["length", "width"])
+    train(configure(learned, tmp_path / "run", epochs=1, plan=False))
+    for number, store in enumerate((fewer, numbers)):
+        infer(tmp_path / "run", store, tmp_path / f"{number}.csv")
+        names = pyarrow.csv.read_csv(tmp_path / f"{number}.csv").column_names
+        assert names == ["id", "class", *(f"probability_{each}" for each in range(4))]
+
+
+def test_arguments_without_an_effect_are_refused(
+    make_store: MakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In Python by the argument's name, on the command line by the flag's."""
+    store, run = trained(make_store, tmp_path)
+    with pytest.raises(ConfigError, match="model must be a module or the directory of a run, not a int"):
+        infer(7, store, model_class="mine:Net")  # type: ignore[call-overload]
+    gcn = torch_geometric.nn.GCN(8, 4, 2, 3)
+    with pytest.raises(ConfigError, match=r"`num_layers` applies to .*, and the hops of GCN are found by trying: leave it out"):
+        infer(gcn, store, num_layers=7)
+    assert infer(gcn, store).shape == (50, 3)
+    command = ["infer", str(store), "--checkpoint", str(run), "--out", f"{tmp_path}/p.csv", "--model", "mine:Net"]
+    assert main(command) == 2
+    assert "--model names the class of a run's model, and" in capsys.readouterr().err
 
 
 def test_paths_with_a_colon(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

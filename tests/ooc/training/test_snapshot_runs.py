@@ -198,6 +198,21 @@ def test_classes_of_a_column_are_learned(tmp_path: Path) -> None:
     assert summary["metrics"]["test"]["accuracy"] > 0.95
 
 
+@pytest.mark.filterwarnings("ignore:auroc of validation is undefined")
+def test_no_epoch_is_the_best_by_an_undefined_score(tmp_path: Path) -> None:
+    """Validation has one class alone: the last model stands, and no epoch is said to be the best."""
+    edges = Edges(nodes=40, count=2000)
+    edges.state = np.where((np.arange(2000) >= 1200) & (np.arange(2000) < 1600), 1, edges.src % 2).astype(np.float32)
+    store = edges.store(tmp_path, edge_features=["msg=m*", "state=s"])
+    settings: dict[str, Any] = {"window": "100", "by": "count", "epochs": 2, "threads": 1, "val": 0.2, "test": 0.2}
+    settings |= {"task": "nodes", "labels": "state", "monitor": "auroc"}
+    summary = train(SnapshotsConfig(store=store, out=tmp_path / "run", **settings))
+    epochs = read_metrics(tmp_path / "run")[1]
+    assert [line["best"] for line in epochs] == [False, False]
+    assert summary["best_epoch"] is None
+    assert summary["metrics"]["test"] == epochs[-1]["test"]
+
+
 @pytest.mark.slow
 def test_nodes_of_other_splits_are_not_learned_from(edges: Edges, tmp_path: Path) -> None:
     """Labels of test nodes are others: all losses and validation are the same."""
