@@ -45,8 +45,7 @@ class EdgeSet:
         self.undirected = described.undirected
         """whether every edge was added in both directions"""
         self._place, self._engine, self._verify_reads, self._in_memory = place, engine, verify_reads, in_memory
-        own = self.reverse_of is None or bool(edge_type.arrays or edge_type.task or edge_type.splits)
-        owner = edge_type if own or self.reverse_of is None else place.manifest.edge_type(self.reverse_of)
+        owner = place.manifest.owner(edge_type)
         self._owner, self.names = owner.key, sorted(owner.arrays)
         """names of the edge features"""
         self.task: Task | None = owner.task

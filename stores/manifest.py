@@ -301,6 +301,13 @@ class Manifest(_Part):
         there = ", ".join(show_edge_type(each.key) for each in self.edge_types)
         raise StoreError(f"no edge type {show_edge_type(key)}: there are {there}")
 
+    def owner(self, edge_type: EdgeType) -> EdgeType:
+        """The edge type whose features, labels and splits an edge type has: its own or, of a reverse type without any, those of
+        the type whose edges it has in the other direction."""
+        if edge_type.reverse_of is None or edge_type.arrays or edge_type.task or edge_type.splits:
+            return edge_type
+        return self.edge_type(edge_type.reverse_of)
+
     def canonical(self) -> bytes:
         """The manifest as JSON with sorted keys, equal bytes for equal manifests."""
         return json.dumps(self.as_json(), sort_keys=True, separators=(",", ":")).encode()

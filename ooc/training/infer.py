@@ -299,7 +299,7 @@ def _edges(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | Wri
     config: EdgeConfig = consent(run, Path(os.fspath(work.store)))
     _check_new(out)
     with settings_restored(), work.dataset(takes_floats(config)) as dataset, ExitStack() as opened:
-        learned = learned_labels(run, config, dataset.manifest, dataset.path, partial(labels_of_edges, config))
+        learned = learned_labels(run, config, dataset, partial(labels_of_edges, config))
         edges, task = infer_edges.edges_of(dataset, run, learned.of), learned.task
         shapes = table_shapes(config, dataset)
         model = edge_model(config, dataset, task, edges)
@@ -355,7 +355,7 @@ def _graphs(work: ModelOutputs, consent: Any, out: Path | None) -> NodeRows | Wr
     _check_new(out)
     with settings_restored(), work.dataset(takes_floats(config)) as dataset:
         infer_graphs.check_graphs(dataset, config)
-        learned = learned_labels(run, config, dataset.manifest, dataset.path, labels_of_graphs)
+        learned = learned_labels(run, config, dataset, labels_of_graphs)
         model = graph_model(config, dataset, learned.task)
         load_best(model, run)
         device = placed(model, work.device)
@@ -386,7 +386,7 @@ def _written(work: ModelOutputs, out: Path, embeds: bool) -> WrittenRows:
             made.lock()  # so that nobody else writes `out` meanwhile, nor removes the folder
             if not ranks.decided(partial(_is_there, out, made.was_begun())):
                 rows = made.run(*work.watched)
-                ranks.decided(partial(_write, work, subject, out, rows, embeds))
+                ranks.decided(partial(_write, subject, out, rows, embeds))
         except BaseException:
             made.close()
             raise
@@ -413,7 +413,7 @@ def _is_there(out: Path, begun: bool) -> bool:
     return out.exists()
 
 
-def _write(work: ModelOutputs, subject: Subject, out: Path, rows: Rows, embeds: bool) -> None:
+def _write(subject: Subject, out: Path, rows: Rows, embeds: bool) -> None:
     if embeds:
         write_zarr(out, rows)
     else:

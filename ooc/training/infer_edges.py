@@ -55,11 +55,14 @@ def edges_of(dataset: Dataset, run: Path, name: str | None) -> EdgeSet:
     key = dataset.edge_types[0] if name is None and not dataset.is_hetero else key_of(dataset.edge_types, name or "")
     if key is None:
         there = ", ".join(map(edge_name, dataset.edge_types))
-        what = "edges of a store of one type" if name is None else f"edges {name}"
-        raise ConfigError(f"{run} gives outputs of {what}, and {dataset.path} has the types {there}")
+        what = "edges of a homogeneous store" if name is None else f"edges {name}"
+        raise ConfigError(
+            f"{run} gives outputs of {what}, and {dataset.path} has the types {there}: give a store with these edges"
+        )
     edges = dataset.edges(key)
     if edges.labels is None:
-        raise ConfigError(f"{run} gives outputs of labelled edges, and those of {dataset.path} have no labels")
+        which = f"edges {edge_name(key)}" if dataset.is_hetero else "edges"
+        raise ConfigError(f"the {which} of {dataset.path} have no labels, which outputs are of: ingest it with `edge_label`")
     return edges
 
 

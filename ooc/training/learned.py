@@ -11,10 +11,11 @@ from ooc.config.nodes import NodeConfig
 from ooc.loading.link_type import key_of
 from ooc.metrics.tasks import Labelled, LabelTask
 from ooc.sampling.hetero_neighbor import edge_name
+from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, OocError
 from ooc.stores.manifest import Manifest
 from ooc.stores.remote.mirror import manifest_at
-from ooc.training.checkpoint import SUMMARY, read_json
+from ooc.training.checkpoint import SUMMARY, load, read_json
 
 
 class NamedLabels(Labelled, Protocol):
@@ -50,18 +51,17 @@ def summary_of(task: LabelTask, labels: NamedLabels, of: str | None = None) -> d
     return {"labels": task.kind, "num_classes": task.num_classes, "class_names": labels.class_names, "labels_of": of}
 
 
-def learned_labels(run: Path, config: LabelConfig, given: Manifest, place: Path | str, find: Find) -> Learned:
+def learned_labels(run: Path, config: LabelConfig, dataset: Dataset, find: Find) -> Learned:
     """The labels that a run learned.
 
     Runs that have not ended, and those of earlier versions, do not say all of it. What is missing is that of the store that
-    they were trained on or, where that is gone, of the store that is given, if its labels are of the same kind and of the type
-    that the settings name.
+    they were trained on: the one that is given, where its fingerprint says so, or else the one at their path. Of any other
+    store that is given, labels of the same kind are taken, in a heterogeneous one where the run's settings name the type.
 
     Args:
         run: The run's directory.
         config: Its settings.
-        given: The manifest of the store whose outputs are computed.
-        place: Where that is, for messages.
+        dataset: Whose outputs are computed.
         find: The labels of a manifest that the run is about.
 
     Raises:
@@ -71,19 +71,31 @@ def learned_labels(run: Path, config: LabelConfig, given: Manifest, place: Path 
     kind = summary.get("labels")
     if kind is not None and "num_classes" in summary:
         return Learned(LabelTask(kind, summary["num_classes"]), summary["class_names"], summary["labels_of"])
-    trained_on, none = config.store, f"{place} has no {'' if kind is None else f'{kind} '}labels that give the task"
-    try:
-        there, why = manifest_at(trained_on), f"{none}, and neither has {trained_on}"
-    except OocError as error:
-        there, why = None, f"{none}, nor is there {trained_on}: {error}"
+    there, gone = None, ""
+    if not (own := _trained_on(run, summary, dataset)):
+        try:
+            there = manifest_at(config.store)
+        except OocError as error:
+            gone = f" ({error})"
     named = getattr(config, "node_type", None) or getattr(config, "edge_type", None)
-    for manifest in (there, given):
+    for manifest in (there, dataset.manifest):
         found = None if manifest is None else find(manifest)
-        known = found is not None and (found.of is None or named or manifest is there)
+        known = found is not None and (found.of is None or named or own or manifest is there)
         if found is not None and known and kind in (None, found.labels.task):
             names = summary["class_names"] if "class_names" in summary and kind is not None else found.labels.class_names
             return Learned(LabelTask.of(found.labels), names, found.of)
-    raise ConfigError(why)
+    labels = "labels" if kind is None else f"{kind} labels"
+    raise ConfigError(
+        f"{run} does not say which {labels} it learned, and neither does {config.store}{gone}: give the store that it was "
+        "trained on"
+    )
+
+
+def _trained_on(run: Path, summary: dict[str, Any], dataset: Dataset) -> bool:
+    """Whether a run was trained on a data set, or on the same one before it grew."""
+    state = summary if "store_fingerprint" in summary else load(run) or {}
+    fingerprint = state.get("store_fingerprint")
+    return fingerprint is not None and dataset.grown_since(fingerprint) is not None
 
 
 def labels_of_nodes(config: NodeConfig, manifest: Manifest) -> LabelsOf | None:
@@ -96,11 +108,12 @@ def labels_of_nodes(config: NodeConfig, manifest: Manifest) -> LabelsOf | None:
 
 def labels_of_edges(config: EdgeConfig, manifest: Manifest) -> LabelsOf | None:
     """Those of the run's edge type: the one it was given, or the only one with labels."""
-    types = [each for each in manifest.edge_types if each.task is not None and each.reverse_of is None]
-    if config.edge_type is not None:
+    if config.edge_type is None:
+        types = [each for each in manifest.edge_types if each.task is not None and each.reverse_of is None]
+    else:
         asked = key_of([each.key for each in manifest.edge_types], config.edge_type)
-        types = [each for each in types if each.key == asked]
-    return _only(LabelsOf(each, edge_name(each.key) if manifest.is_hetero else None) for each in types)
+        types = [each for each in manifest.edge_types if each.key == asked and manifest.owner(each).task is not None]
+    return _only(LabelsOf(manifest.owner(each), edge_name(each.key) if manifest.is_hetero else None) for each in types)
 
 
 def labels_of_graphs(manifest: Manifest) -> LabelsOf | None:

@@ -194,7 +194,7 @@ def _check_num_layers(subject: Subject) -> None:
     """Raise ConfigError for a model whose layers or hops are known."""
     name = type(subject.model).__name__
     if has_layers(subject.model):
-        raise ConfigError(f"`num_layers` applies to models with forward(x, blocks), and {name} has layers: leave it out")
+        raise ConfigError(f"`num_layers` applies to models with their own forward, and {name} has layers: leave it out")
     if kind_of(subject.model) != "blocks" and not subject.dataset.is_hetero:
         raise ConfigError(
             f"`num_layers` applies to models with forward(x, blocks), and the hops of {name} are found by trying: leave it out"
@@ -222,14 +222,16 @@ def _of_types(dataset: Dataset, config: Any, run: Path, num_layers: int | None) 
 
 def learned_of_nodes(run: Path, config: Any, dataset: Dataset) -> Learned:
     """The labels of nodes that a run learned; see `learned_labels`."""
-    return learned_labels(run, config, dataset.manifest, dataset.path, partial(labels_of_nodes, config))
+    return learned_labels(run, config, dataset, partial(labels_of_nodes, config))
 
 
 def _type_in(dataset: Dataset, run: Path, name: str | None) -> str:
     """The node type that a run has outputs of. Raises ConfigError where a store has no such type."""
     if name not in dataset.node_types:
-        what = "nodes of a store of one type" if name is None else f"nodes of type {name}"
-        raise ConfigError(f"{run} gives outputs of {what}, and {dataset.path} has the types {', '.join(dataset.node_types)}")
+        what, there = "nodes of a homogeneous store" if name is None else f"nodes {name}", ", ".join(dataset.node_types)
+        raise ConfigError(
+            f"{run} gives outputs of {what}, and {dataset.path} has the types {there}: give a store with these nodes"
+        )
     return name
 
 

@@ -152,7 +152,9 @@ def test_edges_without_labels_have_no_outputs(stores: dict[str, Path], tmp_path:
     src, dst = random_edges(N, E)
     data = Data(x=torch.zeros(N, 6), edge_index=torch.from_numpy(np.stack([src, dst])), edge_attr=torch.zeros(E, 3))
     ooc.from_data(data, tmp_path / "none.ooc").close()
-    with pytest.raises(ConfigError, match=r"run gives outputs of labelled edges, and those of .*none\.ooc have no labels"):
+    with pytest.raises(
+        ConfigError, match=r"the edges of .*none\.ooc have no labels, which outputs are of: ingest it with `edge_label`"
+    ):
         ooc.infer(tmp_path / "run", tmp_path / "none.ooc")
 
 

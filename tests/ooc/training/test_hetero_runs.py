@@ -464,7 +464,7 @@ def test_outputs_are_of_the_type_that_the_run_learned(tmp_path: Path) -> None:
     summary.unlink()
     shutil.rmtree(trained_on)
     for store in stores:
-        with pytest.raises(ConfigError, match=r"has no labels that give the task, nor is there .*papers\.ooc"):
+        with pytest.raises(ConfigError, match=r"run does not say which labels it learned, and neither does .*papers\.ooc"):
             ooc.infer(config.out, store)
 
 

@@ -217,7 +217,7 @@ def test_what_does_not_fit_is_named(make_store: MakeStore, tmp_path: Path) -> No
         infer(run, store, tmp_path / "absent" / "p.parquet")
     for named, words in (
         ({"model_class": "mine:Net"}, "has model sage: leave it out"),
-        ({"num_layers": 2}, "`num_layers` applies to models with forward.x, blocks., and Model has layers: leave it out"),
+        ({"num_layers": 2}, "`num_layers` applies to models with their own forward, and Model has layers: leave it out"),
     ):
         with pytest.raises(ConfigError, match=words):
             infer(run, store, tmp_path / "p.parquet", **named)  # type: ignore[arg-type]
@@ -244,7 +244,7 @@ def test_a_run_of_classes_on_a_store_of_numbers_predicts_classes(make_store: Mak
     summary = tmp_path / "run" / "summary.json"
     older = {key: value for key, value in json.loads(summary.read_text()).items() if key not in ("num_classes", "labels_of")}
     summary.write_text(json.dumps(older))
-    with pytest.raises(ConfigError, match="has no binary labels that give the task, nor is there"):
+    with pytest.raises(ConfigError, match=r"run does not say which binary labels it learned, and neither does"):
         infer(tmp_path / "run", numbers, tmp_path / "q.parquet")
 
 
