@@ -473,7 +473,7 @@ def test_a_store_without_the_type_that_a_run_learned_is_refused(store: Path, mak
     train(config)
     summary = config.out / "summary.json"
     summary.write_text(summary.read_text().replace('"labels_of": "paper"', '"labels_of": "book"'))
-    with pytest.raises(ConfigError, match=r"gives outputs of nodes of type book, and .* has the types paper, author, venue"):
+    with pytest.raises(ConfigError, match=r"gives outputs of nodes book, and .* has the types paper, author, venue"):
         ooc.infer(config.out, store)
 
 
