@@ -119,6 +119,14 @@ def check_store(store: Any, name: str) -> None:
         raise ConfigError(f"{name} must be a data set (ooc.open) or the path of a store, not {type(store).__name__}")
 
 
+def refuse_of_open(**given: Any) -> None:
+    """Raise ConfigError for an argument that says how a store is opened, where the data set is open; None and False are not
+    given."""
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise ConfigError(f"{name} is a property of an open data set: give it to `ooc.open`, and leave it out here")
+
+
 def renamed(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a function so that it still takes arguments by their old names (old name -> new name), with a
     DeprecationWarning, and raises ConfigError when called with both names of one.

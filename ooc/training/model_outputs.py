@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from ooc.history.embedding_tables import kept_rows
 from ooc.layerwise.exact_pass import ExactPass, exact_pass
 from ooc.layerwise.layerwise_pass import Progress
 from ooc.layerwise.shape import has_layers
-from ooc.loading.arguments import check_store
+from ooc.loading.arguments import check_store, refuse_of_open
 from ooc.metrics.tasks import LabelTask
 from ooc.models.pyg_models import degree_histogram
 from ooc.models.user_models import edge_dim_of, find_class, kind_of
@@ -156,16 +156,8 @@ class ModelOutputs:
         if isinstance(self.model, nn.Module) and self.device != "auto":
             raise ConfigError("device is for the model of a run; a module computes where its parameters are: move it there")
         if isinstance(self.store, Dataset):
-            self._check_opened()
-
-    def _check_opened(self) -> None:
-        """Raise ConfigError for arguments that say how a store is opened, and it is open."""
-        other = {"verify_reads": self.verify_reads and not cast(Dataset, self.store).verify_reads}
-        other |= {"engine": self.engine != "auto"}
-        given: dict[str, Any] = {**other, "memory": self.memory, "cache_dir": self.cache_dir, "cache": self.cache}
-        for name, value in given.items():
-            if value is not None and value is not False:
-                raise ConfigError(f"{name} is a property of an open data set: give it to `ooc.open`, and leave it out here")
+            other = {"verify_reads": self.verify_reads and not self.store.verify_reads, "engine": self.engine != "auto"}
+            refuse_of_open(**other, memory=self.memory, cache_dir=self.cache_dir, cache=self.cache)
 
     def dataset(self, float_features: bool) -> Any:
         """A context with the data set: its own, opened as configured, or the one that was given, which stays open."""

@@ -14,7 +14,7 @@ from ooc.config.modes import choice_of, class_of
 from ooc.layerwise.best_answers import Similarity, nearest
 from ooc.layerwise.filtered_ranks import CANDIDATES, QUERIES
 from ooc.layerwise.top_k import TopK, check_k
-from ooc.loading.arguments import input_nodes_of
+from ooc.loading.arguments import input_nodes_of, refuse_of_open
 from ooc.runtime.memory_plan import plan_memory
 from ooc.stores.arrays.mutable_rows import DiskRows
 from ooc.stores.arrays.rows import AnyArray, Ids
@@ -115,8 +115,7 @@ def neighbors(
     """
     with ExitStack() as opened:
         if isinstance(store, Dataset):
-            if memory is not None:
-                raise ConfigError("memory is a property of an open data set: give it to `ooc.open`, and leave it out here")
+            refuse_of_open(memory=memory)
             dataset = store
         else:
             dataset = opened.enter_context(Dataset.open(store, memory=memory))
