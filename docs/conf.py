@@ -17,7 +17,7 @@ copyright = "the ooc authors, Apache-2.0"
 version = release = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]["version"]
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
-exclude_patterns = ["_build", "ports"]
+exclude_patterns = ["_build", "jupyter_execute", "ports"]  # myst_nb leaves notebooks beside the build
 nb_execution_mode = "off"  # the tests run the notebooks
 
 myst_enable_extensions = ["colon_fence", "deflist"]
