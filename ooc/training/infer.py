@@ -107,8 +107,8 @@ def infer(
     epoch.
 
     An edge's outputs come from the neighborhoods of its two ends, sampled as for the scores of its run (`eval_fanout`), without
-    the edge itself; the table has its position in the input as `id`, and `source` and `target`. Without `out` the rows are by
-    that position, NaN for an edge of the input that the store has not.
+    the edge itself; the table has its position in the input as `id`, and `source` and `target`. Edges of that type must have
+    labels in the store. Without `out` the rows are by that position, NaN for an edge of the input that the store has not.
 
     Args:
         model: A module, or the directory of a run of `ooc.train`, finished or not (its best parameters are used).

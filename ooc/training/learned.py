@@ -82,8 +82,7 @@ def learned_labels(run: Path, config: LabelConfig, dataset: Dataset, find: Find)
         found = None if manifest is None else find(manifest)
         known = found is not None and (found.of is None or named or own or manifest is there)
         if found is not None and known and kind in (None, found.labels.task):
-            names = summary["class_names"] if "class_names" in summary and kind is not None else found.labels.class_names
-            return Learned(LabelTask.of(found.labels), names, found.of)
+            return Learned(LabelTask.of(found.labels), summary.get("class_names", found.labels.class_names), found.of)
     labels = "labels" if kind is None else f"{kind} labels"
     raise ConfigError(
         f"{run} does not say which {labels} it learned, and neither does {config.store}{gone}: give the store that it was "
