@@ -1,4 +1,4 @@
-"""Products of rows and weights, in pieces that threads take in turn (`ooc.runtime.crew`), by the library that is fastest.
+"""Products of rows and weights, in pieces that threads take in turn, by the library that is fastest.
 
 torch multiplies float32 by MKL, which uses AVX-512 on Intel's processors alone. oneDNN, which torch has as well, uses it on
 AMD's too, and multiplies twice as fast there.
@@ -8,16 +8,17 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
-from itertools import pairwise
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ooc.runtime import shared_products
 from ooc.runtime.crew import in_pieces, knows_threads, single_threaded
 
-LEAST_PRODUCT = 2**24
-"""multiplications from which on a product is worth another thread: a third of a millisecond"""
+LEAST_PRODUCT, LEAST_SHARED = 2**24, 2**22
+"""multiplications from which on a product is worth another thread: a third of a millisecond, and less where the thread is not
+begun by Python (`ooc.runtime.shared_products`)"""
 ROWS_AT_ONCE, FEWEST_COLUMNS = 512, 128
 """of a piece: half a megabyte of output, and columns that MKL multiplies at 0.9 of its speed, more at all of it"""
 MOST_THREADS = 4
@@ -66,12 +67,11 @@ def multiply(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None = None, add
         pieces = [partial(_multiply_block, product, out, pairs, bias, add, *each) for each in _blocks(len(out))]
         in_pieces(pieces, _threads(rows, columns))
         return
-    by_rows = partial(_multiply_rows, out, pairs, bias, add)
-    if _divided(rows, columns):
-        in_pieces([partial(by_rows, part) for part in _even(len(out), -(-len(out) // ROWS_AT_ONCE))])
+    if _shared(rows, columns) and shared_products.fits(out, *(weight for _, weight in pairs)):
+        _share_rows(out, pairs, bias, add)
         return
     with alone(max(each.numel() for each in rows) * columns):
-        by_rows(slice(None))
+        _multiply_rows(out, pairs, bias, add)
 
 
 def weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
@@ -81,30 +81,32 @@ def weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     product = _product_of(rows, width) if rows and plain(grad) else None
     if product is not None:
         return [*_added_gradients(product, grad, rows, of_bias), sums]
-    if not (rows and plain(grad) and _divided(rows, width)):
+    if not (rows and plain(grad) and _shared(rows, width)):
         with alone(max((each.numel() for each in rows), default=1) * width):
             return [*(grad.t() @ each for each in rows), grad.sum(0)]
-    found = [grad.new_empty(width, each.size(1)) for each in rows]
-    ranges = min(-(-torch.get_num_threads() // len(rows)), width // FEWEST_COLUMNS)
-
-    def set_columns(out: Tensor, each: Tensor, part: slice) -> None:  # each number is one sum over all rows
-        torch.mm(grad[:, part].t(), each, out=out[part])
-
-    pairs = list(zip(found, rows, strict=True))
-    in_pieces([*(partial(set_columns, *pair, part) for part in _even(width, max(1, ranges)) for pair in pairs), of_bias])
+    threads, found = torch.get_num_threads(), [grad.new_empty(width, each.size(1)) for each in rows]
+    ranges = max(1, min(-(-threads // len(rows)), width // FEWEST_COLUMNS))
+    bounds = [width * number // ranges for number in range(ranges + 1)]
+    calls = [
+        shared_products.product(out[part], grad[:, part].t(), each)  # each number is one sum over all rows
+        for part in map(slice, bounds, bounds[1:])
+        for out, each in zip(found, rows, strict=True)
+    ]
+    shared_products.share(calls, threads, beside=of_bias)
     return [*found, sums]
 
 
-def _even(size: int, parts: int) -> list[slice]:
-    """The range 0:size in so many even parts. A part of one to three rows would have other bits: MKL adds them up in another
-    order."""
-    bounds = [size * number // parts for number in range(parts + 1)]
-    return [slice(*part) for part in pairwise(bounds)]
+def _shared(rows: Sequence[Tensor], columns: int) -> bool:
+    """Whether products by MKL of these rows, to or from so many columns, are done by `ooc.runtime.shared_products`."""
+    return _large(rows, columns, LEAST_SHARED) and torch.get_num_threads() <= MOST_THREADS and shared_products.here()
 
 
-def _divided(rows: Sequence[Tensor], columns: int) -> bool:
-    """Whether products by MKL of these rows, to or from so many columns, are done in pieces; see `ooc.runtime.crew`."""
-    return _large(rows, columns, LEAST_PRODUCT) and torch.get_num_threads() <= MOST_THREADS and knows_threads()
+def _share_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bool) -> None:
+    """`multiply` in even ranges of the rows. Of one to three rows MKL adds up the products in another order."""
+    (rows, weight), *others = pairs
+    first = shared_products.product(out, rows, weight.t(), bias, add)
+    calls = [first, *(shared_products.product(out, rows, weight.t(), add=True) for rows, weight in others)]
+    shared_products.share(calls, torch.get_num_threads(), ranges=-(-len(out) // ROWS_AT_ONCE))
 
 
 def _large(rows: Sequence[Tensor], columns: int, least: int) -> bool:
@@ -116,17 +118,17 @@ def _threads(rows: Sequence[Tensor], columns: int) -> int:
     return torch.get_num_threads() if _large(rows, columns, LEAST_PRODUCT) else 1
 
 
-def _multiply_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bool, part: slice) -> None:
-    """`multiply` of a range of the rows, by MKL; the bits are those of all at once."""
-    own, ((rows, weight), *others) = out[part], pairs
+def _multiply_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bool) -> None:
+    """`multiply` by torch's own operations."""
+    (rows, weight), *others = pairs
     if add:
-        own.addmm_(rows[part], weight.t())
+        out.addmm_(rows, weight.t())
     elif bias is None:
-        torch.mm(rows[part], weight.t(), out=own)
+        torch.mm(rows, weight.t(), out=out)
     else:
-        torch.addmm(bias, rows[part], weight.t(), out=own)
+        torch.addmm(bias, rows, weight.t(), out=out)
     for rows, weight in others:
-        own.addmm_(rows[part], weight.t())
+        out.addmm_(rows, weight.t())
 
 
 @cache

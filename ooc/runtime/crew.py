@@ -8,8 +8,8 @@ done with one. The threads stay, and sleep in between.
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
@@ -129,21 +129,23 @@ def knows_threads() -> bool:
     return _thread_counts() is not None
 
 
-@contextmanager
-def single_threaded() -> Iterator[None]:
+class single_threaded:
     """Do torch's operations in the calling thread alone; others keep the threads they have."""
-    counts = _thread_counts()
-    if counts is None:
-        yield
-        return
-    threads, set_threads, set_mkl = counts
-    before, mkl_before = threads(), set_mkl(1)
-    set_threads(1)
-    try:
-        yield
-    finally:
-        set_threads(before)
-        set_mkl(mkl_before)
+
+    def __enter__(self) -> None:
+        counts = _thread_counts()
+        if counts is not None:
+            threads, set_threads, set_mkl = counts
+            self._before = threads(), set_mkl(1)
+            set_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        counts = _thread_counts()
+        if counts is not None:
+            _, set_threads, set_mkl = counts
+            threads, of_mkl = self._before
+            set_threads(threads)
+            set_mkl(of_mkl)
 
 
 def few(numbers: int) -> AbstractContextManager[None]:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import carray, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from ooc.stores.atomics import store_release
 from ooc.stores.errors import StoreError
 from ooc.stores.jit import kernel
 
@@ -204,29 +204,6 @@ def _give_back(fd: int, maps: list[tuple[int, int]]) -> None:
     os.close(fd)
 
 
-@intrinsic
-def load_acquire(context: Any, array: Any) -> Any:
-    """Load array[0] of a uint32 array before any later load or store."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        return builder.load_atomic(data, "acquire", 4)
-
-    return types.uint32(array), generate
-
-
-@intrinsic
-def store_release(context: Any, array: Any, value: Any) -> Any:
-    """Store to array[0] of a uint32 array after any earlier load or store."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        builder.store_atomic(arguments[1], data, "release", 4)
-        return context.get_dummy_value()
-
-    return types.void(array, types.uint32), generate
-
-
 @kernel
 def enter(fd: int, submit: int, wait: int) -> int:
     """Submit `submit` prepared reads and wait for `wait` completions; returns the reads accepted, or -errno."""
@@ -245,4 +222,4 @@ def prepare_read(ring: RingParts, fd: int, offset: int, address: int, length: in
     sqe["address"] = address
     sqe["length"] = length
     sqe["user_data"] = slot
-    store_release(ring.sq_tail, np.uint32(tail + np.uint32(1)))
+    store_release(ring.sq_tail, 0, np.uint32(tail + np.uint32(1)))

@@ -14,6 +14,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
+from ooc.stores.atomics import load_acquire, store_release
 from ooc.stores.errors import StoreError
 from ooc.stores.io.engines.deliver import Ranges, deliver, first_reaching
 from ooc.stores.io.engines.pread import ALIGNMENT, PreadEngine
@@ -24,9 +25,7 @@ from ooc.stores.io.engines.ring import (
     Ring,
     RingParts,
     enter,
-    load_acquire,
     prepare_read,
-    store_release,
 )
 from ooc.stores.io.engines.tasks import Begun, whole_extents
 from ooc.stores.io.read_plan import ReadPlan
@@ -128,7 +127,7 @@ def serve(ring: RingParts, job: Job) -> tuple[int, int, int, int, int]:
     total = file = at = in_flight = ready = failures = 0
     error = _FINE
     while True:
-        if error == _FINE and load_acquire(job.stop) == 0:
+        if error == _FINE and load_acquire(job.stop, 0) == 0:
             new = _fill(ring, job, cursor, free, left)
             in_flight += new
             ready += new
@@ -219,7 +218,7 @@ def reap(ring: RingParts, job: Job, free: Ints, left: Ints, going: bool) -> tupl
     """
     ended = repeated = nbytes = bad_slot = 0
     error, pause = _FINE, False
-    head, tail = ring.cq_head[0], load_acquire(ring.cq_tail)
+    head, tail = ring.cq_head[0], load_acquire(ring.cq_tail, 0)
     while head != tail:
         cqe = ring.cqes[np.int64(head) & (len(ring.cqes) - 1)]
         number, result = cqe["user_data"], int(cqe["result"])
@@ -246,7 +245,7 @@ def reap(ring: RingParts, job: Job, free: Ints, left: Ints, going: bool) -> tupl
         free[kind * DEPTH + left[kind]] = number
         left[kind] += 1
         ended += 1
-    store_release(ring.cq_head, head)
+    store_release(ring.cq_head, 0, head)
     if pause:
         _usleep(np.uint32(_PAUSE_US))
     return ended, repeated, nbytes, bad_slot, error

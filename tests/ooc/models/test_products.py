@@ -49,7 +49,7 @@ def test_products_by_mkl_in_pieces_have_the_bits_of_one_thread(
         for count, least in ((1, 2**62), (threads, 2**20)):
             torch.set_num_threads(count)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(products, "LEAST_PRODUCT", least)
+                patch.setattr(products, "LEAST_SHARED", least)
                 for pairs in ((x, weights[0], y, weights[1]), (x, weights[0], z, weights[2]), (y, weights[1])):
                     out = sum_of_products(bias, *pairs)
                     found.append([out, *gradients(out, [bias, y, *weights])])

@@ -13,7 +13,7 @@ def test_every_stage_has_cycles_and_a_bound(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], in_pieces: bool
 ) -> None:
     if in_pieces:  # as products of large batches are
-        monkeypatch.setattr(products, "LEAST_PRODUCT", 1)
+        monkeypatch.setattr(products, "LEAST_SHARED", 1)
     monkeypatch.setattr(stages, "CHAIN", 1000)
     monkeypatch.setattr(stages, "COPY_BYTES", 2**16)
     command = ["stages", str(make_store()), "--fanout", "3,3", "--hidden", "8", "--batch-size", "8", "--dropout", "0.5"]
