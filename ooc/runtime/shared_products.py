@@ -264,6 +264,7 @@ def share(calls: Sequence[Sequence[int]], threads: int, ranges: int = 0, beside:
 
     >>> share([product(out, rows, weight.t())], threads=2, ranges=4)
     """
+    assert here(), "kernels cannot call torch's product"
     table, helpers = np.array(calls, np.int64), min(threads, ranges or len(calls)) - 1
     with single_threaded():
         if helpers > 0 and _helpers.share(table, ranges, helpers, beside):
