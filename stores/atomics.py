@@ -1,9 +1,14 @@
-"""Atomic operations on numbers of arrays, in kernels of several threads."""
+"""Atomic operations in kernels of several threads, on integers of one-dimensional contiguous arrays."""
 
 from typing import Any
 
 from numba import types
 from numba.extending import intrinsic
+
+
+def _known(array: Any) -> bool:
+    """Whether it is an array that elements are addressed in by their number alone."""
+    return isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and isinstance(array.dtype, types.Integer)
 
 
 def _element(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -16,6 +21,9 @@ def _element(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
 def load_acquire(typing: Any, array: Any, index: Any) -> Any:
     """load_acquire(array, index): load array[index] before any later load or store."""
 
+    if not _known(array):
+        return None
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load_atomic(_element(context, builder, signature, arguments), "acquire", array.dtype.bitwidth // 8)
 
@@ -25,6 +33,9 @@ def load_acquire(typing: Any, array: Any, index: Any) -> Any:
 @intrinsic
 def store_release(typing: Any, array: Any, index: Any, value: Any) -> Any:
     """store_release(array, index, value): store to array[index] after any earlier load or store."""
+
+    if not _known(array):
+        return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         element = _element(context, builder, signature, arguments)
@@ -38,6 +49,9 @@ def store_release(typing: Any, array: Any, index: Any, value: Any) -> Any:
 def fetch_add(typing: Any, array: Any, index: Any, value: Any) -> Any:
     """fetch_add(array, index, value): add to array[index], and return what it was."""
 
+    if not _known(array):
+        return None
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.atomic_rmw("add", _element(context, builder, signature, arguments), arguments[2], "seq_cst")
 
@@ -47,6 +61,9 @@ def fetch_add(typing: Any, array: Any, index: Any, value: Any) -> Any:
 @intrinsic
 def compare_and_swap(typing: Any, array: Any, index: Any, expected: Any, value: Any) -> Any:
     """compare_and_swap(array, index, expected, value): store value where array[index] is as expected; return whether it was."""
+
+    if not _known(array):
+        return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         element = _element(context, builder, signature, arguments)

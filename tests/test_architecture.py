@@ -275,6 +275,7 @@ SHARED = {
     "ooc.runtime.buffers._owners": "memory that is page-locked: how it is read, not what is there",
     "ooc.runtime.crew._thread_counts": "functions of libraries that torch has loaded",
     "ooc.models.products._onednn": "of the processor and of torch",
+    "ooc.runtime.shared_products._helpers": "threads that wait for pieces of products: who computes, not what",
     "ooc.runtime.shared_products.here": "a function of a library that torch has loaded",
     "ooc.models.user_models._of_method": "parameters of a function, which do not change",
     "ooc.runtime.memory._occupied": "free blocks of the C library's heap, to give back when it may cache blocks again",

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ooc.runtime import shared_products
 from ooc.runtime.crew import in_pieces, knows_threads, single_threaded
+from ooc.runtime.shared_products import SharedProduct, share
 
 LEAST_PRODUCT, LEAST_SHARED = 2**24, 2**22
-"""multiplications from which on a product is worth another thread: a third of a millisecond, and less where the thread is not
-begun by Python (`ooc.runtime.shared_products`)"""
+"""multiplications from which on a product is worth another thread: a third of a millisecond, and fewer where Python does not
+start the piece (`ooc.runtime.shared_products`)"""
 ROWS_AT_ONCE, FEWEST_COLUMNS = 512, 128
 """of a piece: half a megabyte of output, and columns that MKL multiplies at 0.9 of its speed, more at all of it"""
 MOST_THREADS = 4
@@ -67,10 +67,9 @@ def multiply(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None = None, add
         pieces = [partial(_multiply_block, product, out, pairs, bias, add, *each) for each in _blocks(len(out))]
         in_pieces(pieces, _threads(rows, columns))
         return
-    if _shared(rows, columns) and shared_products.fits(out, *(weight for _, weight in pairs)):
-        _share_rows(out, pairs, bias, add)
+    if _shared(rows, columns) and _share_rows(out, pairs, bias, add):
         return
-    with alone(max(each.numel() for each in rows) * columns):
+    with single_threaded() if columns == 1 else alone(max(each.numel() for each in rows) * columns):
         _multiply_rows(out, pairs, bias, add)
 
 
@@ -81,32 +80,39 @@ def weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     product = _product_of(rows, width) if rows and plain(grad) else None
     if product is not None:
         return [*_added_gradients(product, grad, rows, of_bias), sums]
-    if not (rows and plain(grad) and _shared(rows, width)):
-        with alone(max((each.numel() for each in rows), default=1) * width):
-            return [*(grad.t() @ each for each in rows), grad.sum(0)]
-    threads, found = torch.get_num_threads(), [grad.new_empty(width, each.size(1)) for each in rows]
-    ranges = max(1, min(-(-threads // len(rows)), width // FEWEST_COLUMNS))
-    bounds = [width * number // ranges for number in range(ranges + 1)]
-    calls = [
-        shared_products.product(out[part], grad[:, part].t(), each)  # each number is one sum over all rows
-        for part in map(slice, bounds, bounds[1:])
-        for out, each in zip(found, rows, strict=True)
-    ]
-    shared_products.share(calls, threads, beside=of_bias)
-    return [*found, sums]
+    if rows and plain(grad) and _shared(rows, width):
+        found = [grad.new_empty(width, each.size(1)) for each in rows]
+        if _share_columns(found, grad, rows, of_bias):
+            return [*found, sums]
+    narrow = 1 in (width, *(each.size(1) for each in rows))  # bits of such sums depend on threads
+    with single_threaded() if narrow else alone(max((each.numel() for each in rows), default=1) * width):
+        return [*(grad.t() @ each for each in rows), grad.sum(0)]
 
 
 def _shared(rows: Sequence[Tensor], columns: int) -> bool:
-    """Whether products by MKL of these rows, to or from so many columns, are done by `ooc.runtime.shared_products`."""
-    return _large(rows, columns, LEAST_SHARED) and torch.get_num_threads() <= MOST_THREADS and shared_products.here()
+    """Whether products by MKL of these rows, to or from so many columns, are worth sharing."""
+    return _large(rows, columns, LEAST_SHARED) and torch.get_num_threads() <= MOST_THREADS
 
 
-def _share_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bool) -> None:
-    """`multiply` in even ranges of the rows. Of one to three rows MKL adds up the products in another order."""
+def _share_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bool) -> bool:
+    """`multiply` in even ranges of the rows, if it can be. Of one to three rows MKL adds up the products in another order."""
     (rows, weight), *others = pairs
-    first = shared_products.product(out, rows, weight.t(), bias, add)
-    calls = [first, *(shared_products.product(out, rows, weight.t(), add=True) for rows, weight in others)]
-    shared_products.share(calls, torch.get_num_threads(), ranges=-(-len(out) // ROWS_AT_ONCE))
+    first = SharedProduct(out, rows, weight.t(), bias, add)
+    products = [first, *(SharedProduct(out, rows, weight.t(), add=True) for rows, weight in others)]
+    return share(products, torch.get_num_threads(), ranges=-(-len(out) // ROWS_AT_ONCE))
+
+
+def _share_columns(found: Sequence[Tensor], grad: Tensor, rows: Sequence[Tensor], beside: Callable[[], object]) -> bool:
+    """Set `found` to grad.T @ each of the rows, in ranges of grad's columns, if it can be: each number is one sum over all
+    rows."""
+    threads, width = torch.get_num_threads(), grad.size(1)
+    ranges = max(1, min(-(-threads // len(rows)), width // FEWEST_COLUMNS))
+    bounds = [width * number // ranges for number in range(ranges + 1)]
+    parts = [*map(slice, bounds, bounds[1:])]
+    products = [
+        SharedProduct(out[part], grad[:, part].t(), each) for part in parts for out, each in zip(found, rows, strict=True)
+    ]
+    return share(products, threads, beside=beside)
 
 
 def _large(rows: Sequence[Tensor], columns: int, least: int) -> bool:

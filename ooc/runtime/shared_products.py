@@ -1,9 +1,9 @@
-"""Products of float32 matrices that several threads take in turn, without the interpreter in between.
+"""Products of float32 matrices that several threads share, without the interpreter in between.
 
-A piece of `ooc.runtime.crew` is begun by Python: a thread that takes one waits for the interpreter's lock, which loader threads
-hold between their kernels, and so does a helper that wakes. Here the caller and its helpers stay in a kernel. They claim pieces
-by compare-and-swap, call the `sgemm` that torch multiplies by, and sleep at semaphores. The bits are those of torch's own
-product in one thread.
+A piece of `ooc.runtime.crew` is started by Python: a thread that takes one waits for the interpreter's lock, which loader
+threads hold between their kernels, and so does a helper that wakes. Here the caller and its helpers stay in a kernel. They
+claim pieces by compare-and-swap, call the `sgemm` that torch multiplies with, and sleep on semaphores. The bits are those of
+torch's own product in one thread.
 """
 
 import ctypes
@@ -13,16 +13,17 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding
+import numba
 import numpy as np
 import torch
 from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ooc.runtime.crew import knows_threads, single_threaded
 from ooc.stores.atomics import compare_and_swap, fetch_add, load_acquire, store_release
@@ -31,16 +32,20 @@ from ooc.stores.jit import kernel
 Calls = NDArray[np.int64]
 """int64[calls, NUMBERS]"""
 NUMBERS = 13
-_TURN_A, _TURN_B, _M, _N, _K, _A, _LDA, _B, _LDB, _C, _LDC, _ADD, _BIAS = range(NUMBERS)
-"""of a call: the arguments of `sgemm`, which are of matrices by columns, so that a row of theirs is a column of torch's; _ADD:
-whether to add to what is there; _BIAS: the address of what each of torch's rows is set to before, 0 for none"""
-_WORD, _DONE, _BEGUN, _CALLS, _TABLE, _RANGES, _WORK, _ENDED, _SIZE = 0, 8, 16, 17, 18, 19, 24, 32, 40
-"""Numbers on a board. _WORD: how often there was work, times 2**32, and pieces left; _DONE: pieces done; _BEGUN: whether the
-caller has yet to wait for them; what the work is; two semaphores, of 32 bytes each: there is work, and its last piece was done
-by a helper"""
-_LEFT = 2**32 - 1
+_LAYOUT_A, _LAYOUT_B, _M, _N, _K, _A, _LDA, _B, _LDB, _C, _LDC, _ADD, _BIAS = range(NUMBERS)
+"""Numbers of a call: the arguments of `sgemm`, whose matrices are column-major, so that its columns are torch's rows. _ADD:
+whether to add to what is there; _BIAS: the address of the bias that every row starts from, 0 for none."""
+_LEFT, _DONE, _BEGUN, _PIECES, _CALLS, _TABLE, _RANGES, _WORK, _ENDED, _SIZE = 0, 8, 16, 17, 18, 19, 20, 24, 32, 40
+"""Numbers of a board, on cache lines of their own where several threads change them.
+
+_LEFT: pieces that nobody has claimed. _DONE: pieces that are done. _BEGUN: whether the caller still has to wait for them.
+_PIECES, _CALLS, _TABLE, _RANGES: the work (see `_do`). _WORK, _ENDED: semaphores of 32 bytes; the first is posted for each
+helper that is woken, the second for the caller where a helper does the last piece.
+"""
 LOOKS = 20_000
-"""looks at the pieces that are done, before the caller sleeps: some 20 microseconds"""
+"""times that the caller looks whether all pieces are done before it sleeps: some 20 microseconds"""
+_ROW_MAJOR, _COLUMN_MAJOR = ord("N"), ord("T")
+_MOST = 2**31 - 1
 _sgemm = types.ExternalFunction("ooc_sgemm", types.void(*[types.intp] * 13))
 _sem_wait = types.ExternalFunction("sem_wait", types.int32(types.intp))
 _sem_post = types.ExternalFunction("sem_post", types.int32(types.intp))
@@ -75,7 +80,7 @@ def _set_rows(bias: NDArray[np.float32], rows: NDArray[np.float32]) -> None:
 
 @kernel
 def _multiply(call: NDArray[np.int64], first: int, rows: int, numbers: NDArray[np.int32], factors: NDArray[np.float32]) -> None:
-    """Make one call for rows first:first + rows of `out` and `left`.
+    """Make one call for rows first:first + rows of `out` and `left`, which is row-major unless these are all rows.
 
     numbers, factors: memory for the arguments of `sgemm`, which takes their addresses.
     """
@@ -83,7 +88,7 @@ def _multiply(call: NDArray[np.int64], first: int, rows: int, numbers: NDArray[n
     if call[_BIAS] != 0:
         given = carray(_floats_at(out), (rows, call[_LDC]))
         _set_rows(carray(_floats_at(call[_BIAS]), (call[_M],)), given[:, : call[_M]])
-    numbers[0], numbers[1], numbers[2], numbers[3] = call[_TURN_A], call[_TURN_B], call[_M], rows
+    numbers[0], numbers[1], numbers[2], numbers[3] = call[_LAYOUT_A], call[_LAYOUT_B], call[_M], rows
     numbers[4], numbers[5], numbers[6], numbers[7] = call[_K], call[_LDA], call[_LDB], call[_LDC]
     factors[0], factors[1] = np.float32(1), np.float32(call[_ADD] != 0 or call[_BIAS] != 0)
     at, one = numbers.ctypes.data, factors.ctypes.data
@@ -92,7 +97,7 @@ def _multiply(call: NDArray[np.int64], first: int, rows: int, numbers: NDArray[n
 
 @kernel
 def _do(calls: Calls, ranges: int, piece: int, numbers: NDArray[np.int32], factors: NDArray[np.float32]) -> None:
-    """Do a piece: one of the ranges of rows of all calls, or, where there are none, one call."""
+    """Do a piece: one of the ranges of rows of all calls or, where `ranges` is 0, one call."""
     if ranges == 0:
         _multiply(calls[piece], 0, calls[piece, _N], numbers, factors)
         return
@@ -103,25 +108,23 @@ def _do(calls: Calls, ranges: int, piece: int, numbers: NDArray[np.int32], facto
 
 @kernel
 def _work(board: NDArray[np.int64]) -> bool:
-    """Do pieces until none is left; returns whether the last one to be done was among them."""
+    """Work on pieces until none is left; returns whether the last one to be done was among them."""
     numbers, factors = np.empty(8, np.int32), np.empty(2, np.float32)
     while True:
-        word = load_acquire(board, _WORD)
-        left = word & _LEFT
+        left = load_acquire(board, _LEFT)
         if left == 0:
             return False
-        if not compare_and_swap(board, _WORD, word, word - 1):
+        if not compare_and_swap(board, _LEFT, left, left - 1):
             continue
-        ranges = board[_RANGES]  # what the work is does not change before the piece is done
-        pieces = board[_CALLS] if ranges == 0 else ranges
-        calls = carray(_numbers_at(board[_TABLE]), (board[_CALLS], NUMBERS))
-        _do(calls, ranges, pieces - left, numbers, factors)
+        # The piece is of the work that is on the board now, which stays there until it is done.
+        pieces, calls = board[_PIECES], carray(_numbers_at(board[_TABLE]), (board[_CALLS], NUMBERS))
+        _do(calls, board[_RANGES], pieces - left, numbers, factors)
         if fetch_add(board, _DONE, 1) + 1 == pieces:
             return True
 
 
 @kernel
-def _sleep_until(semaphore: int) -> None:
+def _sleep_on(semaphore: int) -> None:
     while _sem_wait(semaphore) != 0:  # interrupted by a signal
         pass
 
@@ -131,32 +134,32 @@ def _serve(board: NDArray[np.int64]) -> None:
     """Help whenever there is work, forever."""
     address = board.ctypes.data
     while True:
-        _sleep_until(address + 8 * _WORK)
+        _sleep_on(address + 8 * _WORK)
         if _work(board):
             _sem_post(address + 8 * _ENDED)
 
 
 @kernel
 def _begin(board: NDArray[np.int64], calls: Calls, ranges: int, helpers: int) -> None:
-    """Let so many helpers begin. One that wakes late finds no work, or helps with the next."""
-    board[_CALLS], board[_TABLE], board[_RANGES], board[_DONE], board[_BEGUN] = len(calls), calls.ctypes.data, ranges, 0, 1
+    """Put the work on the board and wake helpers. One that wakes late finds none, or helps with the next."""
     pieces = len(calls) if ranges == 0 else ranges
-    store_release(board, _WORD, (((board[_WORD] >> 32) + 1) << 32) | pieces)
+    board[_PIECES], board[_CALLS], board[_TABLE], board[_RANGES] = pieces, len(calls), calls.ctypes.data, ranges
+    board[_DONE], board[_BEGUN] = 0, 1
+    store_release(board, _LEFT, pieces)
     for _ in range(helpers):
         _sem_post(board.ctypes.data + 8 * _WORK)
 
 
 @kernel
 def _finish(board: NDArray[np.int64], looks: int) -> None:
-    """Do pieces too, and wait for all of them; nothing where none were begun."""
+    """Work on pieces too, and wait for all of them; nothing where none were begun."""
     if board[_BEGUN] == 0:
         return
     if not _work(board):
-        pieces = board[_CALLS] if board[_RANGES] == 0 else board[_RANGES]
         for _ in range(looks):
-            if load_acquire(board, _DONE) == pieces:
+            if load_acquire(board, _DONE) == board[_PIECES]:
                 break
-        _sleep_until(board.ctypes.data + 8 * _ENDED)
+        _sleep_on(board.ctypes.data + 8 * _ENDED)
     board[_BEGUN] = 0
 
 
@@ -177,47 +180,62 @@ class _Helpers:
     """Threads that sleep in a kernel until there is work; as many as were ever asked for. One caller at a time has them."""
 
     def __init__(self) -> None:
-        self._board, self._size, self._lock = np.zeros(_SIZE, np.int64), 0, threading.Lock()
+        self.board, self._size, self._lock = np.zeros(_SIZE, np.int64), 0, threading.Lock()
+        self._held: Any = None
+        if sys.platform == "linux":
+            for at in (_WORK, _ENDED):
+                ctypes.CDLL(None).sem_init(ctypes.c_void_p(self.board.ctypes.data + 8 * at), 0, 0)
 
-    def share(self, calls: Calls, ranges: int, helpers: int, beside: Callable[[], object] | None) -> bool:
-        """Do all pieces, unless another thread has the helpers: then return False."""
-        if not self._lock.acquire(blocking=False):
+    def share(self, calls: Calls, ranges: int, helpers: int, beside: Callable[[], object] | None, held: object) -> bool:
+        """Do all pieces, unless another thread has the helpers: then return False. held: what the calls have addresses of."""
+        board, lock = self.board, self._lock
+        if not lock.acquire(blocking=False):
             return False
         try:
+            _finish(board, LOOKS)  # work that an interrupt has left, and loads the kernel, which another could end
+            self._held = calls, held
             while self._size < helpers:
                 self._add()
             if beside is None:
-                _begin_and_finish(self._board, calls, ranges, helpers, LOOKS)
+                _begin_and_finish(board, calls, ranges, helpers, LOOKS)
                 return True
             try:
-                _begin(self._board, calls, ranges, helpers)
+                _begin(board, calls, ranges, helpers)
                 beside()
             finally:  # helpers write to the caller's matrices
-                _finish(self._board, LOOKS)
+                _finish(board, LOOKS)
+            return True
         finally:
-            self._lock.release()
-        return True
+            if board[_BEGUN] == 0:
+                self._held = None
+            lock.release()
 
     def _add(self) -> None:
-        if self._size == 0:
-            for at in (_WORK, _ENDED):
-                ctypes.CDLL(None).sem_init(ctypes.c_void_p(self._board.ctypes.data + 8 * at), 0, 0)
-        threading.Thread(target=self._help, name="products", daemon=True).start()
         self._size += 1
+        threading.Thread(target=self._help, name="products", daemon=True).start()
 
     def _help(self) -> None:
         with single_threaded():
-            _serve(self._board)
+            _serve(self.board)
 
 
 _helpers = _Helpers()
-os.register_at_fork(after_in_child=lambda: _helpers.__init__())  # type: ignore[misc]  # a child has none of the threads
+
+
+def _forget_helpers() -> None:
+    """In a child process, which has none of the threads."""
+    global _helpers
+    _helpers.board[_BEGUN] = 0
+    _helpers = _Helpers()
+
+
+os.register_at_fork(after_in_child=_forget_helpers)
 
 
 @cache
 def here() -> bool:
-    """Whether torch multiplies by a `sgemm` that kernels can call: on Linux, where it is built with MKL."""
-    if sys.platform != "linux" or not knows_threads():
+    """Whether torch multiplies with an `sgemm` that kernels can call: on Linux, where it is built with MKL."""
+    if sys.platform != "linux" or not knows_threads() or numba.config.DISABLE_JIT:
         return False
     try:
         function = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).sgemm_
@@ -227,48 +245,93 @@ def here() -> bool:
     return True
 
 
-def fits(*matrices: Tensor) -> bool:
-    """Whether a call takes these matrices [n, m]: float32 on the CPU, by rows or by columns."""
-    return all(each.is_cpu and each.dtype is torch.float32 and each.dim() == 2 and 1 in each.stride() for each in matrices)
+class SharedProduct(NamedTuple):
+    """out [n, m] = left [n, k] @ right [k, m], plus bias [m] or, with `add`, what is there."""
+
+    out: Tensor
+    left: Tensor
+    right: Tensor
+    bias: Tensor | None = None
+    add: bool = False
+
+    def call(self, in_ranges: bool) -> list[int] | None:
+        """The numbers of its call; None where torch has to multiply. in_ranges: whether rows are divided."""
+        matrices = self.out, self.left, self.right
+        if not all(map(_plain, matrices)) or not all(each.dim() == 2 for each in matrices):
+            return None
+        (rows, columns), inner = self.out.shape, self.left.size(1)
+        if self.left.size(0) != rows or self.right.shape != (inner, columns) or 1 in (rows, columns) or not self._bias_fits():
+            return None  # torch's product of one row or column has other bits
+        layouts = [_layout(each) for each in matrices]
+        if None in layouts:
+            return None
+        (of_out, ldc), (of_left, ldb), (of_right, lda) = (each for each in layouts if each is not None)
+        if of_out != _ROW_MAJOR or (in_ranges and of_left != _ROW_MAJOR) or max(rows, columns, inner, lda, ldb, ldc) > _MOST:
+            return None
+        places = self.right.data_ptr(), lda, self.left.data_ptr(), ldb, self.out.data_ptr(), ldc
+        return [of_right, of_left, columns, rows, inner, *places, self.add, 0 if self.bias is None else self.bias.data_ptr()]
+
+    def _bias_fits(self) -> bool:
+        bias = self.bias
+        return bias is None or (_plain(bias) and bias.is_contiguous() and bias.shape == (self.out.size(1),))
 
 
-def product(out: Tensor, left: Tensor, right: Tensor, bias: Tensor | None = None, add: bool = False) -> list[int]:
-    """The numbers of the call out [n, m] = left [n, k] @ right [k, m], plus bias [m] or, with `add`, what is there.
+def _plain(x: Tensor) -> bool:
+    """Whether the numbers of a tensor are float32 in memory that it has the address of."""
+    return type(x) in (Tensor, nn.Parameter) and x.is_cpu and x.dtype is torch.float32 and not x.is_neg()
 
-    out lies by rows; the others as `fits` says.
+
+def _layout(matrix: Tensor) -> tuple[int, int] | None:
+    """(layout, leading dimension) of a matrix without gaps between the numbers of a row, or of a column; None for others.
+
+    Strides of dimensions of one or no number mean nothing.
     """
-    turn_a, lda = _by_columns(right)
-    turn_b, ldb = _by_columns(left)
-    shape = out.size(1), out.size(0), left.size(1)
-    places = right.data_ptr(), lda, left.data_ptr(), ldb, out.data_ptr(), max(1, out.stride(0))
-    return [turn_a, turn_b, *shape, *places, add, 0 if bias is None else bias.data_ptr()]
+    (rows, columns), (by_row, by_column) = matrix.shape, matrix.stride()
+    if (by_column == 1 or columns <= 1) and (rows <= 1 or by_row >= max(1, columns)):
+        return _ROW_MAJOR, max(1, columns, by_row if rows > 1 else 0)
+    if (by_row == 1 or rows <= 1) and (columns <= 1 or by_column >= max(1, rows)):
+        return _COLUMN_MAJOR, max(1, rows, by_column if columns > 1 else 0)
+    return None
 
 
-def _by_columns(matrix: Tensor) -> tuple[int, int]:
-    """(ord of "N" or "T", distance of columns) of a matrix of torch, which is turned for `sgemm` where it lies by columns."""
-    turned = matrix.stride(1) != 1
-    return ord("T" if turned else "N"), max(1, matrix.stride(0), matrix.stride(1))
+def _calls(products: Sequence[SharedProduct], in_ranges: bool) -> Calls | None:
+    """The calls of all products; None where torch has to make one of them."""
+    try:
+        calls = [each.call(in_ranges) for each in products]
+    except RuntimeError:  # tensors of torch.func have no address
+        return None
+    if None in calls or (in_ranges and len({each.out.size(0) for each in products}) > 1):
+        return None
+    return np.array(calls, np.int64)
 
 
-def share(calls: Sequence[Sequence[int]], threads: int, ranges: int = 0, beside: Callable[[], object] | None = None) -> None:
-    """Make all calls, in pieces that so many threads at most take in turn, this one among them. Where `here`.
+def share(products: Sequence[SharedProduct], threads: int, ranges: int = 0, beside: Callable[[], object] | None = None) -> bool:
+    """Make products in pieces that several threads take in turn, this one among them.
 
-    The matrices stay as they are until it returns; gradients are not recorded.
+    Gradients are not recorded.
 
     Args:
-        calls: See `product`.
+        products: None reads what another one writes, unless both have the same rows and `ranges` is given.
         threads: This one and helpers.
-        ranges: Even ranges of the rows of `out` and `left` (which lies by rows), each of which is a piece: all calls, in order.
-            0: each call is a piece.
-        beside: Is done by this thread before it takes pieces.
+        ranges: Even ranges of the rows of `out` and `left`, each of which is a piece: all products, in order. 0: each product
+            is a piece.
+        beside: Called by this thread before it takes pieces; helpers start meanwhile.
 
-    >>> share([product(out, rows, weight.t())], threads=2, ranges=4)
+    Returns:
+        Whether they were made. False, and nothing is done, where kernels cannot make one of them: not `here`, or matrices that
+        are not float32 on the CPU, not row-major or column-major, of one row or column, or whose shapes do not fit.
+
+    >>> share([SharedProduct(out, rows, weight.t())], threads=2, ranges=4)
+    True
     """
-    assert here(), "kernels cannot call torch's product"
-    table, helpers = np.array(calls, np.int64), min(threads, ranges or len(calls)) - 1
+    calls = _calls(products, ranges > 0) if here() else None
+    if calls is None:
+        return False
+    helpers = min(threads, ranges or len(calls)) - 1
     with single_threaded():
-        if helpers > 0 and _helpers.share(table, ranges, helpers, beside):
-            return
-        if beside is not None:
-            beside()
-        _do_alone(table, ranges)
+        if helpers < 1 or not _helpers.share(calls, ranges, helpers, beside, products):
+            if beside is not None:
+                beside()
+            _do_alone(calls, ranges)
+    torch.autograd.graph.increment_version([each.out for each in products if not each.out.is_inference()])
+    return True

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba.core.errors import TypingError
 from numpy.typing import NDArray
 
 from ooc.stores.atomics import compare_and_swap, fetch_add, load_acquire, store_release
@@ -91,6 +92,17 @@ def test_a_swap_needs_what_is_expected() -> None:
     assert array[0] == 1
 
 
+@kernel
+def add_to_first(array: NDArray[Any]) -> Any:
+    return fetch_add(array, 0, 1)
+
+
+@pytest.mark.parametrize("array", [np.zeros((2, 2), np.int64), np.zeros(4, np.int64)[::2], np.zeros(2)])
+def test_other_arrays_are_refused(array: NDArray[Any]) -> None:
+    with pytest.raises(TypingError, match="fetch_add"):
+        add_to_first(array)
+
+
 def test_what_was_stored_before_a_flag_is_seen() -> None:
     data, flag = np.zeros(1, np.int64), np.zeros(2, np.uint32)
-    assert at_once(lambda: write(data, flag, 2000), lambda: read(data, flag, 2000))[1] == 0
+    assert at_once(lambda: write(data, flag, 300), lambda: read(data, flag, 300))[1] == 0

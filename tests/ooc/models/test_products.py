@@ -58,6 +58,40 @@ def test_products_by_mkl_in_pieces_have_the_bits_of_one_thread(
         assert all(torch.equal(a, b) for a, b in zip(one, pieces, strict=True) if a is not None and b is not None)
 
 
+@pytest.mark.parametrize(("features", "width"), [(128, 1), (1, 128), (1, 1), (64, 3)])
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_narrow_products_are_those_of_torch(
+    features: int, width: int, by_columns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one output or feature, and of rows that lie by columns, whatever the number of threads."""
+    monkeypatch.setattr(products, "LEAST_SHARED", 1)
+    monkeypatch.setattr(products, "LEAST_PRODUCT", 1)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    torch.manual_seed(0)
+    rows = (torch.randn(features, 6000).t() if by_columns else torch.randn(6000, features)).requires_grad_()
+    leaves = [torch.randn(width).requires_grad_(), rows, torch.randn(width, features).requires_grad_()]
+    found = []
+    with settings_restored():
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            out = sum_of_products(*leaves)
+            found.append([out, *gradients(out, leaves)])
+    wanted = F.linear(leaves[1], leaves[2], leaves[0])
+    for own, other in zip(found[0], [wanted, *gradients(wanted, leaves)], strict=True):
+        assert own is not None
+        assert other is not None
+        assert torch.allclose(own, other, atol=1e-3, rtol=1e-4)
+    assert all(torch.equal(a, b) for each in found[1:] for a, b in zip(found[0], each, strict=True))
+
+
+@pytest.mark.parametrize("wrong", ["features", "bias"])
+def test_matrices_that_do_not_fit_are_refused(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "LEAST_SHARED", 1)
+    weight, bias = torch.randn(8, 5 if wrong == "features" else 4), torch.randn(7 if wrong == "bias" else 8)
+    with pytest.raises(RuntimeError, match=r"shape|size"):
+        sum_of_products(bias, torch.randn(600, 4), weight)
+
+
 def test_products_in_pieces_have_the_type_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not torch's default one."""
     monkeypatch.setattr(products, "LEAST_PRODUCT", 1)

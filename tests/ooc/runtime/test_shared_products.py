@@ -1,7 +1,12 @@
 """Products that threads share in a kernel: the bits of torch's own in one thread, whoever helps and however late."""
 
 import os
+import signal
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Iterator
 from itertools import product as combinations
 
 import numpy as np
@@ -11,7 +16,7 @@ from torch import Tensor
 
 from ooc.runtime import shared_products
 from ooc.runtime.crew import single_threaded
-from ooc.runtime.shared_products import product, share
+from ooc.runtime.shared_products import SharedProduct, share
 
 pytestmark = pytest.mark.skipif(not shared_products.here(), reason="torch is built without MKL")
 
@@ -39,52 +44,178 @@ LIES = ("rows", "columns", "part", "part of columns")
 
 @pytest.mark.parametrize(("lies_left", "lies_right"), [*combinations(LIES, LIES)])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_call_has_the_bits_of_torch(lies_left: str, lies_right: str, threads: int) -> None:
+def test_a_product_has_the_bits_of_torch(lies_left: str, lies_right: str, threads: int) -> None:
     torch.manual_seed(0)
     left, right, bias = numbers(300, 70, lies_left), numbers(70, 33, lies_right), torch.randn(33)
-    assert shared_products.fits(left, right)
     outs = [torch.randn(300, 33) for _ in range(3)]
     wanted = [alone(outs[0], left, right), alone(outs[1], left, right, bias), alone(outs[2], left, right, add=True)]
-    share(
-        [product(outs[0], left, right), product(outs[1], left, right, bias), product(outs[2], left, right, add=True)], threads
-    )
+    bare, with_bias = SharedProduct(outs[0], left, right), SharedProduct(outs[1], left, right, bias)
+    assert share([bare, with_bias, SharedProduct(outs[2], left, right, add=True)], threads)
     for out, exact in zip(outs, wanted, strict=True):
         assert torch.equal(out, exact)
         assert torch.allclose(wanted[0].double(), left.double() @ right.double(), atol=1e-4)
 
 
+@pytest.mark.parametrize("lies", ["rows", "part"])
 @pytest.mark.parametrize("ranges", [1, 2, 5])
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_ranges_of_rows_have_the_bits_of_all_at_once(ranges: int, threads: int) -> None:
+def test_ranges_of_rows_have_the_bits_of_all_at_once(lies: str, ranges: int, threads: int) -> None:
     """Two products added up, into a range of the columns of a larger matrix, of which the others stay."""
     torch.manual_seed(0)
-    (x, y), (v, w), bias = (
-        (torch.randn(1003, 40), torch.randn(1003, 24)),
-        (torch.randn(40, 50), torch.randn(24, 50)),
-        torch.randn(50),
-    )
-    whole = torch.randn(1003, 60)
+    x, y, v, w = numbers(1003, 40, lies), numbers(1003, 24, lies), torch.randn(40, 50), torch.randn(24, 50)
+    bias, whole = torch.randn(50), torch.randn(1003, 60)
     wanted = whole.clone()
     with single_threaded():
         wanted[:, 4:54] = torch.addmm(bias, x, v).addmm_(y, w)
     out = whole[:, 4:54]
-    share([product(out, x, v, bias), product(out, y, w, add=True)], threads, ranges)
+    assert share([SharedProduct(out, x, v, bias), SharedProduct(out, y, w, add=True)], threads, ranges)
     assert torch.equal(whole, wanted)
 
 
-@pytest.mark.parametrize("size", [(0, 3, 2), (3, 0, 2), (1, 1, 1)])
-def test_matrices_without_rows_or_columns_between(size: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("size", [(0, 3, 2), (3, 0, 2), (2, 1, 2), (0, 0, 0)])
+def test_matrices_of_few_rows_and_columns(size: tuple[int, int, int]) -> None:
     rows, between, columns = size
     left, right, out = torch.ones(rows, between), torch.ones(between, columns), torch.full((rows, columns), 7.0)
-    share([product(out, left, right)], threads=2)
+    assert share([SharedProduct(out, left, right)], threads=2)
     assert torch.equal(out, torch.full((rows, columns), float(between)))
 
 
-def test_others_than_float32_on_the_cpu_by_rows_or_columns_do_not_fit() -> None:
-    fitting = torch.randn(4, 6)
-    assert shared_products.fits(fitting, fitting.t())
-    wrong = [fitting.double(), fitting[:, ::2], fitting.flatten(), fitting.to("meta"), fitting.bfloat16()]
-    assert not any(shared_products.fits(fitting, each) for each in wrong)
+def test_layouts_say_where_every_number_lies() -> None:
+    """Of all small matrices, also where dimensions of one or no number have any stride."""
+    known = 0
+    for rows, columns, by_row, by_column in combinations(range(4), range(4), range(6), range(6)):
+        found = shared_products._layout(torch.as_strided(torch.zeros(100), (rows, columns), (by_row, by_column)))
+        if found is None:
+            continue
+        (layout, leading), known = found, known + 1
+        by_rows = layout == ord("N")
+        assert leading >= max(1, columns if by_rows else rows)
+        for i, j in combinations(range(rows), range(columns)):
+            assert i * by_row + j * by_column == (i * leading + j if by_rows else j * leading + i)
+    assert known > 400
+
+
+def wrong_products() -> dict[str, tuple[SharedProduct, int]]:
+    """Products that torch has to make or refuse, and ranges."""
+    x, w, out = torch.randn(6, 4), torch.randn(4, 5), torch.empty(6, 5)
+    fake = torch.empty(6, 4, device="meta")
+    return {
+        "float64": (SharedProduct(out, x.double(), w), 0),
+        "meta": (SharedProduct(out, fake, w), 0),
+        "gaps": (SharedProduct(out, torch.randn(12, 8)[::2, ::2], w), 0),
+        "expanded": (SharedProduct(out, x, torch.randn(1, 5).expand(4, 5)), 0),
+        "overlapping": (SharedProduct(out, x, torch.randn(20).as_strided((4, 5), (2, 1))), 0),
+        "negated": (SharedProduct(out, torch._neg_view(x), w), 0),
+        "subclass": (SharedProduct(out, x.as_subclass(Named), w), 0),
+        "inner sizes": (SharedProduct(out, x, torch.randn(3, 5)), 0),
+        "rows": (SharedProduct(out, torch.randn(5, 4), w), 0),
+        "columns": (SharedProduct(out, x, torch.randn(4, 6)), 0),
+        "vector": (SharedProduct(out, x, torch.randn(4)), 0),
+        "one column": (SharedProduct(torch.empty(6, 1), x, torch.randn(4, 1)), 0),
+        "one row": (SharedProduct(torch.empty(1, 5), torch.randn(1, 4), w), 0),
+        "length of bias": (SharedProduct(out, x, w, torch.randn(4)), 0),
+        "type of bias": (SharedProduct(out, x, w, torch.randn(5).double()), 0),
+        "gaps of bias": (SharedProduct(out, x, w, torch.randn(10)[::2]), 0),
+        "out by columns": (SharedProduct(torch.empty(5, 6).t(), x, w), 0),
+        "left by columns in ranges": (SharedProduct(out, torch.randn(4, 6).t(), w), 2),
+    }
+
+
+class Named(torch.Tensor):
+    """A subclass, which may mean anything."""
+
+
+@pytest.mark.parametrize("name", wrong_products())
+def test_what_kernels_cannot_multiply_is_left_to_torch(name: str) -> None:
+    wrong, ranges = wrong_products()[name]
+    untouched = torch.zeros(6, 5)
+    assert not share([SharedProduct(untouched, torch.ones(6, 4), torch.ones(4, 5)), wrong], 2, ranges)
+    assert not untouched.any()
+
+
+def test_products_in_ranges_have_the_same_rows() -> None:
+    w = torch.randn(4, 5)
+    products = [SharedProduct(torch.empty(rows, 5), torch.randn(rows, 4), w) for rows in (6, 8)]
+    assert not share(products, threads=2, ranges=2)
+    assert share(products, threads=2)
+
+
+def test_tensors_of_torch_func_are_left_to_torch() -> None:
+    def total(x: Tensor) -> Tensor:
+        assert not share([SharedProduct(torch.empty(6, 5), x, torch.ones(4, 5))], threads=2)
+        return x.sum()
+
+    assert torch.equal(torch.func.grad(total)(torch.zeros(6, 4)), torch.ones(6, 4))
+
+
+def test_autograd_knows_that_a_product_has_changed() -> None:
+    out = torch.zeros(6, 5)
+    before = out._version
+    share([SharedProduct(out, torch.ones(6, 4), torch.ones(4, 5))], threads=2)
+    assert out._version > before
+    with torch.inference_mode():
+        out = torch.zeros(6, 5)
+        assert share([SharedProduct(out, torch.ones(6, 4), torch.ones(4, 5))], threads=2)
+
+
+def test_the_plain_reference() -> None:
+    """`sgemm` adds up as float64 does, but for rounding."""
+    rng = np.random.default_rng(0)
+    left, right, bias = (rng.standard_normal(size).astype(np.float32) for size in ((97, 31), (31, 18), (18,)))
+    out = torch.empty(97, 18)
+    product = SharedProduct(out, torch.from_numpy(left), torch.from_numpy(right), torch.from_numpy(bias))
+    assert share([product], threads=2, ranges=3)
+    np.testing.assert_allclose(out.numpy(), left.astype(np.float64) @ right + bias, atol=1e-5)
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """The interpreter gives other threads their turn as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+Large = tuple[SharedProduct, Tensor]
+
+
+@pytest.fixture(scope="module")
+def large() -> Large:
+    """A product of several milliseconds, so that helpers are at work when the caller is done, and what it is."""
+    torch.manual_seed(0)
+    product = SharedProduct(torch.empty(4096, 256), torch.randn(4096, 256), torch.randn(256, 256))
+    return product, alone(*product)
+
+
+@pytest.mark.parametrize("looks", [0, 20_000])
+def test_large_pieces_are_waited_for(looks: int, large: Large, switching: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_products, "LOOKS", looks)
+    product, wanted = large
+    for number in range(40):
+        product.out.zero_()
+        share([product], threads=3, ranges=2 + number % 4)
+        assert torch.equal(product.out, wanted)
+
+
+def test_helpers_are_waited_for_where_what_is_done_beside_fails(large: Large, switching: None) -> None:
+    product, wanted = large
+    for _ in range(20):
+        product.out.zero_()
+        with pytest.raises(ValueError, match="beside"):
+            share([product], threads=3, ranges=4, beside=lambda: int("beside"))
+        assert torch.equal(product.out, wanted)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_is_done_beside_may_fail(threads: int) -> None:
+    left, right, out = torch.ones(40, 5), torch.ones(5, 6), torch.zeros(40, 6)
+    with pytest.raises(ValueError, match="beside"):
+        share([SharedProduct(out, left, right)], threads, ranges=4, beside=lambda: int("beside"))
+    done = list[int]()
+    assert share([SharedProduct(out, left, right)], threads, ranges=4, beside=lambda: done.append(1))
+    assert done == [1]
+    assert torch.equal(out, torch.full((40, 6), 5.0))
 
 
 def test_thousands_of_short_shares_are_complete() -> None:
@@ -94,77 +225,119 @@ def test_thousands_of_short_shares_are_complete() -> None:
     wanted = alone(out, left, right)
     for number in range(3000):
         out.fill_(number)
-        share([product(out, left, right)], threads=4, ranges=1 + number % 7)
+        share([SharedProduct(out, left, right)], threads=4, ranges=1 + number % 7)
         assert torch.equal(out, wanted)
 
 
-def test_several_callers_at_once_have_their_own_products() -> None:
+def test_several_callers_at_once_have_their_own_products(switching: None) -> None:
     torch.manual_seed(0)
-    lefts, right, wrong = [torch.randn(200, 30) for _ in range(4)], torch.randn(30, 20), list[int]()
+    right, wrong = torch.randn(64, 64), list[int]()
+    products = [SharedProduct(torch.empty(2000, 64), torch.randn(2000, 64), right) for _ in range(4)]
+    wanted = [alone(*each) for each in products]
 
     def run(number: int) -> None:
-        out = torch.empty(200, 20)
-        for _ in range(300):
+        out = products[number].out
+        for _ in range(100):
             out.zero_()
-            share([product(out, lefts[number], right)], threads=3, ranges=4)
-            if not torch.equal(out, alone(out, lefts[number], right)):
+            share([products[number]], threads=3, ranges=4)
+            if not torch.equal(out, wanted[number]):
                 wrong.append(number)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(4)]
     for each in threads:
         each.start()
     for each in threads:
         each.join(60)
+    assert not any(each.is_alive() for each in threads)
     assert not wrong
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_what_is_done_beside_may_fail(threads: int) -> None:
-    left, right, out = torch.ones(40, 5), torch.ones(5, 6), torch.zeros(40, 6)
-    with pytest.raises(ValueError, match="beside"):
-        share([product(out, left, right)], threads, ranges=4, beside=lambda: int("beside"))
-    if threads > 1:  # helpers may have begun, so all is done
-        assert torch.equal(out, torch.full((40, 6), 5.0))
-    done = list[int]()
-    share([product(out, left, right)], threads, ranges=4, beside=lambda: done.append(1))
-    assert done == [1]
-    assert torch.equal(out, torch.full((40, 6), 5.0))
-
-
 def test_a_helper_takes_pieces_while_the_caller_is_busy() -> None:
-    left, right, out = torch.ones(64, 4), torch.ones(4, 4), torch.zeros(64, 4)
-
-    def wait() -> None:
-        deadline = threading.Event()
-        for _ in range(2000):
-            if bool((out != 0).all()):
-                return
-            deadline.wait(0.01)
+    left, right, out, seen = torch.ones(64, 4), torch.ones(4, 4), torch.zeros(64, 4), list[bool]()
 
     def beside() -> None:
-        wait()
+        for _ in range(2000):
+            if bool((out != 0).all()):
+                break
+            threading.Event().wait(0.01)
         seen.append(bool((out != 0).all()))
 
-    seen = list[bool]()
-    share([product(out, left, right)], threads=2, ranges=8, beside=beside)
+    share([SharedProduct(out, left, right)], threads=2, ranges=8, beside=beside)
     assert seen == [True]
 
 
-def test_a_forked_process_has_helpers_of_its_own() -> None:
-    left, right, out = torch.ones(40, 5), torch.ones(5, 6), torch.zeros(40, 6)
-    share([product(out, left, right)], threads=2, ranges=4)
-    out.zero_()
+def test_a_forked_process_has_helpers_of_its_own(large: Large) -> None:
+    """Also where it was forked while another thread had those of its parent."""
+    product, _ = large
+    stop = threading.Event()
+
+    def keep_sharing() -> None:
+        while not stop.is_set():
+            share([product], threads=3, ranges=8)
+
+    busy = threading.Thread(target=keep_sharing)
+    busy.start()
+    try:
+        codes = [forked_share() for _ in range(5)]
+    finally:
+        stop.set()
+        busy.join(60)
+    assert codes == [0] * 5
+
+
+def forked_share() -> int:
+    """The exit code of a child that shares with a helper of its own; 14 where it hangs."""
     child = os.fork()
     if child == 0:
-        share([product(out, left, right)], threads=2, ranges=4)
-        os._exit(0 if bool((out == 5).all()) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        try:
+            signal.alarm(60)
+            seen, out = list[bool](), torch.zeros(40, 6)
+
+            def beside() -> None:  # a helper is done before the caller begins
+                while not bool((out == 5).all()):
+                    time.sleep(0.001)
+                seen.append(True)
+
+            share([SharedProduct(out, torch.ones(40, 5), torch.ones(5, 6))], threads=2, ranges=4, beside=beside)
+            os._exit(0 if seen else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_the_plain_reference() -> None:
-    """`sgemm` adds up as float64 does, but for rounding."""
-    rng = np.random.default_rng(0)
-    left, right, bias = (rng.standard_normal(size).astype(np.float32) for size in ((97, 31), (31, 18), (18,)))
-    out = torch.empty(97, 18)
-    share([product(out, torch.from_numpy(left), torch.from_numpy(right), torch.from_numpy(bias))], threads=2, ranges=3)
-    np.testing.assert_allclose(out.numpy(), left.astype(np.float64) @ right + bias, atol=1e-5)
+INTERRUPTED = """
+import os, signal, sys, threading
+import torch
+from ooc.runtime.shared_products import SharedProduct, share
+left, right, out = torch.ones(4096, 256), torch.ones(256, 256), torch.zeros(4096, 256)
+wrong = 0
+try:
+    late = lambda: os.kill(os.getpid(), signal.SIGINT)
+    share([SharedProduct(out, left, right)], 2, 8, beside=lambda: threading.Timer(float(sys.argv[1]), late).start())
+    threading.Event().wait(1)
+except KeyboardInterrupt:
+    pass
+for _ in range(100):
+    out.zero_()
+    share([SharedProduct(out, left, right)], 2, 8)
+    wrong += not bool((out == 256).all())
+print("wrong", wrong)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.002, 0.01, 0.03])
+def test_an_interrupt_of_the_first_share_leaves_later_ones_whole(seconds: float) -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, str(seconds)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "wrong 0\n"), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["-O", "NUMBA_DISABLE_JIT"])
+def test_products_are_right_without_assertions_and_without_kernels(change: str) -> None:
+    code = "import torch; from ooc.models.memory_efficient import sum_of_products as s; x = torch.ones(40000, 64)\n"
+    code += "print(float(s(torch.zeros(9), x, torch.ones(9, 64)).sum()))"
+    flags, more = (["-O"], {}) if change == "-O" else ([], {change: "1"})
+    command = [sys.executable, *flags, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **more})
+    assert (done.returncode, done.stdout) == (0, "23040000.0\n"), done.stderr
