@@ -50,6 +50,8 @@ def _on_interrupt(number: int, frame: FrameType | None) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for user errors, 130 after Ctrl-C."""
+    if sys.stderr is None:  # closed by the caller: `2>&-`
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the whole process
     with interrupts_in_one_line(), _warnings_in_one_line():
         return _outcome(arguments)
 
@@ -125,6 +127,9 @@ def _usage(error: Exception) -> int | None:
         return _fail(
             device_full(error, None, "it more, by ending what else uses the GPU, or compute on the CPU with --device cpu")
         )
+    if kind == "NoArgsIsHelpError":
+        print(error.format_message(), file=sys.stderr)  # type: ignore[attr-defined]  # the help, of many lines
+        return 2
     if hasattr(error, "format_message"):
         context = getattr(error, "ctx", None)
         text = str(error.format_message())

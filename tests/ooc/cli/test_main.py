@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -397,3 +398,18 @@ def test_a_warning_is_one_line(make_store: MakeStore, tmp_path: Path) -> None:
     done = Python("-m", "ooc.cli", *words).wait()
     warned = [line for line in done.stderr.splitlines() if "pack" in line or "warn_user" in line]
     assert warned == ["ooc: warning: pack changes nothing: all feature rows stay in memory"]
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert any("Usage" in line for line in lines)
+    assert any(line.split()[:1] == ["ingest"] or " ingest " in line for line in lines)
+    assert len(lines) > 10
+    assert not any(line.startswith("ooc: error") for line in lines)
+
+
+def test_a_closed_stderr_is_no_fault(make_store: MakeStore, tmp_path: Path) -> None:
+    command = f"exec {shlex.quote(sys.executable)} -m ooc.cli train {make_store()} --out {tmp_path / 'run'} --epochs 1 2>&-"
+    assert subprocess.run(["bash", "-c", command], stdout=subprocess.DEVNULL, timeout=120).returncode == 0
+    assert (tmp_path / "run" / "summary.json").exists()
