@@ -62,7 +62,8 @@ class NewNodes:
         self.spec, self.root, self.part, self.duck, self.delta = spec, root, part, duck, delta
         self.stage, self.table = stage, inputs.nodes
         kind: LabelKind = "regression" if part.task == "regression" else "classification"
-        self.held = NodeInputs(spec, inputs, duck, _words_of(root, part), part.class_names, kind)
+        words, sources = _attribute_of(root, part, "x", nodes.CATEGORIES), _sources_of(root, part)
+        self.held = NodeInputs(spec, inputs, duck, words, part.class_names, kind, sources)
         self.is_mapped = part.type.id_kind is not None
         self.kind: IdKind = part.type.id_kind or "int"
         own = delta.of(part.prefix)
@@ -311,9 +312,14 @@ def narrow(given: nodes.Rows, root: Path, name: str, node_type: NodeType) -> nod
     return narrowed(given, found)
 
 
-def _words_of(root: Path, part: NodePart) -> dict[str, Any]:
-    """The words of the columns of the store's `x`; see `nodes.Rows.categories`."""
-    if "x" not in arrays_in(root / part.array("")):
+def _attribute_of(root: Path, part: NodePart, name: str, attribute: str) -> Any:
+    """An attribute of one of the store's node arrays; {} without it or the array."""
+    if name not in arrays_in(root / part.array("")):
         return {}
-    with closing(open_zarr_rows(root, part.array("x"), "mmap")) as rows:
-        return dict(rows.attributes.get(nodes.CATEGORIES, {}))
+    with closing(open_zarr_rows(root, part.array(name), "mmap")) as rows:
+        return rows.attributes.get(attribute, {})
+
+
+def _sources_of(root: Path, part: NodePart) -> dict[str, list[str]]:
+    """The columns that the store's node features were made of, by name; see `nodes.Rows.sources`."""
+    return {name: list(_attribute_of(root, part, name, nodes.SOURCES)) for name in arrays_in(root / part.array(""))}

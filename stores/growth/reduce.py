@@ -150,6 +150,7 @@ class _Features:
             partial(_decoded, self._rows, self._encoding),
             lambda row: f"{self.path / self._path(FEATURE)} row {row}",
             categories=dict(attributes.get(nodes.CATEGORIES, {})),
+            sources=tuple(attributes.get(nodes.SOURCES, ())),
         )
         found = fit_map(rows, fit, progress)
         write_map(out, FEATURE, found, self.own.name)

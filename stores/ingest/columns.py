@@ -83,7 +83,7 @@ def table_rows(
         return f"{table.where(found[0])} column {plain[wrong]} is {found[1 + wrong]}"
 
     shown = {name: dict(words) for name, words in encoded.items() if name in columns}
-    return Rows(table.shown, table.rows, len(names), dtype, blocks, table.where, names, rounded, shown)
+    return Rows(table.shown, table.rows, len(names), dtype, blocks, table.where, names, rounded, shown, tuple(columns))
 
 
 def is_list(table: Table, column: str) -> bool:

@@ -1,13 +1,15 @@
 """Which inputs contain the node arrays: features by name, and labels."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from ooc.stores.errors import InputError
 from ooc.stores.ingest import columns, nodes
 from ooc.stores.ingest import labels as label_columns
 from ooc.stores.ingest.duck import Duck
 from ooc.stores.ingest.inputs import Inputs
+from ooc.stores.ingest.sources import Table
 from ooc.stores.ingest.spec import IngestSpec
 
 Words = Mapping[str, Mapping[str, Any]]
@@ -18,7 +20,8 @@ class NodeInputs:
     """The node arrays of an ingest, as rows that can be read sequentially.
 
     `words` are those of a store that is appended to: of the columns of `x`, and its class names and the kind of its labels; by
-    default they are found in the input, or said by the specification.
+    default they are found in the input, or said by the specification. `sources` are the columns that its features were made of
+    (`nodes.Rows.sources`), by name: those of a table are taken in that order.
 
     >>> NodeInputs(spec, inputs, duck).features("x").count
     """
@@ -31,9 +34,10 @@ class NodeInputs:
         words: Words | None = None,
         class_names: list[str] | None = None,
         label_kind: label_columns.LabelKind | None = None,
+        sources: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._spec, self._inputs, self._duck = spec, inputs, duck
-        self._words, self._class_names = words, class_names
+        self._words, self._class_names, self._sources = words, class_names, sources or {}
         self.label_kind: label_columns.LabelKind = label_kind or spec.task
         self._made: dict[str, nodes.Rows] = {}
 
@@ -54,7 +58,7 @@ class NodeInputs:
             return nodes.npy_rows(self._inputs.features[name], self._inputs.name, self._inputs.open)
         table = self._inputs.feature_tables.get(name)
         if table is not None:
-            return columns.table_rows(self._duck, table, list(table.columns))
+            return columns.table_rows(self._duck, table, self._in_order(name, table, list(table.columns)))
         table, spec = self._inputs.nodes, self._spec
         assert table is not None
         splits = [] if spec.split is None else [spec.split, *spec.split.split(",")]
@@ -67,8 +71,24 @@ class NodeInputs:
             for column in matched:
                 words = {**words, column: columns.categories_of(self._duck, table, column, how)}
                 found += [column] if column not in found else []
+        found = self._in_order(name, table, found)
         columns.refuse_no_numbers(table, [column for column in found if column not in words])
         return columns.table_rows(self._duck, table, found, words)
+
+    def _in_order(self, name: str, table: Table, found: list[str]) -> list[str]:
+        """The columns in the order of those that the store's feature was made of. Raises InputError where they are others."""
+        before = list(self._sources.get(name, ()))
+        if not before or len(found) == len(before) == 1:
+            return found
+        missing = [column for column in before if column not in found]
+        more = [column for column in found if column not in before]
+        if missing or more:
+            wrong = f"lack column {missing[0]!r}" if missing else f"have column {more[0]!r} besides"
+            made = ", ".join(before[:20])
+            raise InputError(
+                f"{table.shown}: the columns for {name!r} {wrong}; the store's were {made}: give these, in any order"
+            )
+        return before
 
     def labels(self) -> nodes.Rows | None:
         """Return the rows of the labels, or None. Raises as `features` does."""

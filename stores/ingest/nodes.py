@@ -22,6 +22,8 @@ BLOCK_BYTES = 16 << 20
 Block = NDArray[Any]
 CATEGORIES = "ooc_categories"
 """attribute of an array: the words of the columns that were encoded; see `Rows.categories`"""
+SOURCES = "ooc_columns"
+"""attribute of an array: the columns of the table that it was made of; see `Rows.sources`"""
 _NUMBERS = "fiub"
 _WILD = "NaN, infinite or beyond {}"
 
@@ -43,6 +45,8 @@ class Rows:
     """describes the first integer that float32 cannot hold; None if there is none"""
     categories: dict[str, dict[str, Any]] = field(default_factory=dict)
     """column of words -> {as: codes or one-hot, values: its words}; attributes of the array"""
+    sources: tuple[str, ...] = ()
+    """the columns of the table, a list or encoded words as one, before any are left out; an attribute of the array"""
 
     def expect(self, count: int, why: str, what: str = "node") -> "Rows":
         """Return self if it has one row per node (or `what`). Raises InputError otherwise."""
@@ -281,7 +285,9 @@ def write_features(
     """
     wild, at, done = 0, (-1, -1), 0
     attributes: dict[str, Any] = storage.attributes(name) | ({} if scale.kind == "none" else {"normalize": scale.kind})
-    attributes |= ({CATEGORIES: rows.categories} if rows.categories else {}) | dict(more or {})
+    attributes |= {CATEGORIES: rows.categories} if rows.categories else {}
+    attributes |= {SOURCES: list(rows.sources)} if rows.sources else {}
+    attributes |= dict(more or {})
     if storage.step is not None:
         write_array(store, array(scale_name(name)), storage.step)
     plain = flat and rows.width is None and storage.step is None

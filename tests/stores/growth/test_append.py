@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ooc.stores.dataset import Dataset
+from ooc.stores.errors import InputError
 from ooc.stores.fingerprints import fingerprint
 from ooc.stores.growth import delta, merge, sorting
 from ooc.stores.growth import grow as grow_module
@@ -207,3 +208,43 @@ def test_a_store_that_grew_is_one_ingested_whole(quick_path, small_blocks, case,
     assert verify(grown) == []
     assert_same_data(grown, whole)
     assert sorted(path.name for path in grown.iterdir() if not path.is_symlink()) == ["versions", "zarr.json"]
+
+
+def table(path: Path, **columns: Any) -> str:
+    pq.write_table(pa.table(columns), path)
+    return str(path)
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Path:
+    """A store whose features were the columns f0 and f1."""
+    edges = table(tmp_path / "edges.parquet", src=[0, 1, 2], dst=[1, 2, 0])
+    nodes = table(tmp_path / "nodes.parquet", id=[0, 1, 2], f0=[1.0, 2.0, 3.0], f1=[10.0, 20.0, 30.0])
+    ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, nodes=nodes, x_cols="f*"))
+    return tmp_path / "s.ooc"
+
+
+@pytest.mark.parametrize("patterns", ["f*", "f1,f0", "f0,f1"])
+@pytest.mark.parametrize("compacted", [False, True])
+def test_columns_are_taken_by_name_in_whatever_order(named: Path, patterns: str, compacted: bool) -> None:
+    new = table(named.parent / "new.parquet", f1=[40.0, 11.0], id=[3, 0], f0=[4.0, 1.5])
+    append(AppendSpec(out=named, nodes=new, x_cols=patterns))
+    if compacted:
+        compact(named)
+        last = table(named.parent / "last.parquet", f1=[50.0], f0=[5.0], id=[4])
+        append(AppendSpec(out=named, nodes=last, x_cols=patterns))
+    found = np.zeros((5 if compacted else 4, 2), np.float32)
+    with Dataset.open(named) as ds:
+        ds.rows("x").read(np.arange(len(found)), found)
+    assert found.tolist() == [[1.5, 11], [2, 20], [3, 30], [4, 40], [5, 50]][: len(found)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "wrong"), [({"g0": [4.0], "f1": [40.0]}, "'f0'"), ({"f0": [4.0], "f1": [4.0], "f2": [1.0]}, "'f2'")]
+)
+def test_other_columns_are_refused_by_name(named: Path, columns: dict[str, list[float]], wrong: str) -> None:
+    before = fingerprint(named)
+    new = table(named.parent / "new.parquet", id=[3], **columns)
+    with pytest.raises(InputError, match=f"{wrong}.*f0, f1"):
+        append(AppendSpec(out=named, nodes=new, x_cols=",".join(columns)))
+    assert fingerprint(named) == before
