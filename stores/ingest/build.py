@@ -356,8 +356,20 @@ class _Build:
             "partition": partition,
             "shard": self.spec.shard,
             "num_graphs": None if manifest.graphs is None else manifest.graphs.count,
-            "notes": (*self.steps.notes, *self.notes, *split_notes, *self._unused()),
+            "notes": (*self.steps.notes, *self.notes, *split_notes, *self._by_place(), *self._unused()),
         }
+
+    def _by_place(self) -> list[str]:
+        """Say which columns of tables without a header were taken as ends of edges, where others may be meant."""
+        lines: list[str] = []
+        for edges in self.edges.values():
+            columns, table = edges.columns, edges.columns.table
+            named = (columns.src, columns.dst) == (edges.spec.src, edges.spec.dst)
+            if table.header or named or columns.taken == {*table.columns}:
+                continue
+            first = f"{table.shown} has no header: sources are {columns.src}, destinations {columns.dst}"
+            lines.append(f"{first} of {len(table.columns)} columns; src and dst name others")
+        return lines
 
     def _unused(self) -> list[str]:
         """Say which arrays are stored and reach no batch by themselves, a line for nodes and one for edges.

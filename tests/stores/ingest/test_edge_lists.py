@@ -2,6 +2,7 @@
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,3 +37,19 @@ def test_lines_that_are_no_edges(tmp_path: Path, content: str, message: str) -> 
     with pytest.raises(InputError, match=message):
         ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.edgelist")))
     assert [path.name for path in tmp_path.iterdir()] == ["e.edgelist"]
+
+
+@pytest.mark.parametrize(
+    ("named", "notes"),
+    [
+        ({}, ["e.tsv has no header: sources are column0, destinations column1 of 3 columns; src and dst name others"]),
+        ({"src": "column0", "dst": "column2"}, []),
+        ({"weight": "column2"}, []),
+    ],
+)
+def test_columns_taken_by_place_are_told_where_others_may_be_meant(
+    tmp_path: Path, named: dict[str, Any], notes: list[str]
+) -> None:
+    (tmp_path / "e.tsv").write_text("10\t5\t20\n20\t6\t30\n")
+    found = ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.tsv"), **named)).notes
+    assert [note.removeprefix(f"{tmp_path}/") for note in found] == notes
