@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -212,7 +213,8 @@ class _Helpers:
 
     def _add(self) -> None:
         self._size += 1
-        threading.Thread(target=self._help, name="products", daemon=True).start()
+        with suppress(RuntimeError):  # the system has no thread left: the caller does all pieces
+            threading.Thread(target=self._help, name="products", daemon=True).start()
 
     def _help(self) -> None:
         with single_threaded():

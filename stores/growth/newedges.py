@@ -23,6 +23,7 @@ from ooc.stores.ingest.duck import Duck, Progress
 from ooc.stores.ingest.edge_features import rows_of
 from ooc.stores.ingest.ids import EdgeColumns
 from ooc.stores.ingest.inputs import Inputs
+from ooc.stores.ingest.nodes import SOURCES
 from ooc.stores.ingest.times import TimeColumn, time_column
 
 
@@ -145,7 +146,7 @@ class NewEdges:
         for name, pattern in patterns.items():
             with closing(open_zarr_rows(self.root, self.part.array(name), "mmap")) as rows:
                 encoding = encoding_of(rows, folder)
-                given_rows = rows_of(self.duck, columns, name, pattern)
+                given_rows = rows_of(self.duck, columns, name, pattern, rows.attributes.get(SOURCES, ()))
                 staged[name] = stage_features(self.stage, f"edge-{name}", given_rows, rows, encoding, self.spec, self.progress)
         return staged
 

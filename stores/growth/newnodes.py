@@ -1,7 +1,8 @@
 """The nodes of an append: rows of new nodes, and values for new and existing ones."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,8 +63,7 @@ class NewNodes:
         self.spec, self.root, self.part, self.duck, self.delta = spec, root, part, duck, delta
         self.stage, self.table = stage, inputs.nodes
         kind: LabelKind = "regression" if part.task == "regression" else "classification"
-        words, sources = _attribute_of(root, part, "x", nodes.CATEGORIES), _sources_of(root, part)
-        self.held = NodeInputs(spec, inputs, duck, words, part.class_names, kind, sources)
+        self.held = NodeInputs(spec, inputs, duck, partial(_attributes_of, root, part), part.class_names, kind)
         self.is_mapped = part.type.id_kind is not None
         self.kind: IdKind = part.type.id_kind or "int"
         own = delta.of(part.prefix)
@@ -312,14 +312,9 @@ def narrow(given: nodes.Rows, root: Path, name: str, node_type: NodeType) -> nod
     return narrowed(given, found)
 
 
-def _attribute_of(root: Path, part: NodePart, name: str, attribute: str) -> Any:
-    """An attribute of one of the store's node arrays; {} without it or the array."""
+def _attributes_of(root: Path, part: NodePart, name: str) -> Mapping[str, Any]:
+    """The attributes of one of the store's node arrays; none where it lacks the array."""
     if name not in arrays_in(root / part.array("")):
         return {}
     with closing(open_zarr_rows(root, part.array(name), "mmap")) as rows:
-        return rows.attributes.get(attribute, {})
-
-
-def _sources_of(root: Path, part: NodePart) -> dict[str, list[str]]:
-    """The columns that the store's node features were made of, by name; see `nodes.Rows.sources`."""
-    return {name: list(_attribute_of(root, part, name, nodes.SOURCES)) for name in arrays_in(root / part.array(""))}
+        return rows.attributes

@@ -52,7 +52,8 @@ class AppendSpec(IngestSpec):
     """One append to the store `out`: new edges, new nodes, and new rows of existing nodes, with the names of an ingest.
 
     `nodes` is a table of nodes by id: existing ones get the given rows, others are new. `features` and `labels` have one row
-    per row of it or, without it, per new node. Edge columns must be named again, because a store does not record their names.
+    per row of it or, without it, per new node. Columns of ends, weights and times must be named again; those of features are
+    matched to the store's by name.
     Raises ConfigError if settings do not apply to an append, or contradict each other.
 
     >>> append(AppendSpec(out="papers.ooc", edges="new.parquet", time="t"))

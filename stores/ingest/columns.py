@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -226,6 +226,21 @@ def match_columns(table: Table, patterns: str, taken: set[str], argument: str = 
             raise InputError(f"{table.shown} has no column like {pattern!r} for {argument}: it has {there}")
         found += [column for column in matches if column not in found]
     return found
+
+
+def in_order(table: Table, what: str, found: list[str], held: Sequence[str]) -> list[str]:
+    """Columns in the order of those that a store was made of, `held` (none where it does not know): they are matched by name.
+
+    A single column may have another name. Raises InputError where they are not the same ones.
+    """
+    if not held or len(found) == len(held) == 1:
+        return found
+    if set(found) != set(held):
+        given = ", ".join(column for column in found if column not in held) or "none"
+        there = ", ".join(column for column in held if column not in found) or "none"
+        differ = f"only given: {given}; only in the store: {there}"
+        raise InputError(f"{table.shown}: the {what} are not those of the store ({differ}): name the same columns")
+    return list(held)
 
 
 def refuse_no_numbers(table: Table, columns: list[str]) -> None:

@@ -3,7 +3,7 @@
 They are never scaled, because a scale depends on all values and would leak future events to a model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ooc.stores.array_names import HOMOGENEOUS, EdgeKey
 from ooc.stores.arrays.encoding import scale_name
 from ooc.stores.ingest import nodes
 from ooc.stores.ingest.arrange import MakeSink
-from ooc.stores.ingest.columns import match_columns, refuse_no_numbers, table_rows
+from ooc.stores.ingest.columns import in_order, match_columns, refuse_no_numbers, table_rows
 from ooc.stores.ingest.duck import Duck, Progress
 from ooc.stores.ingest.ids import EdgeColumns
 from ooc.stores.ingest.inputs import Inputs
@@ -89,13 +89,17 @@ class EdgeFeatures:
         return {"wild": wild}
 
 
-def rows_of(duck: Duck, columns: EdgeColumns, name: str, pattern: str) -> nodes.Rows:
-    """Return an edge feature, one row per input edge. Raises InputError if files or columns do not fit."""
+def rows_of(duck: Duck, columns: EdgeColumns, name: str, pattern: str, held: Sequence[str] = ()) -> nodes.Rows:
+    """Return an edge feature, one row per input edge. held: the columns of the store that is appended to, see `in_order`.
+
+    Raises InputError if files or columns do not fit.
+    """
     table = columns.table
     if pattern.endswith(".npy"):
         found = nodes.npy_rows([str(path) for path in find(pattern, natural=True)])
     else:
         matched = match_columns(table, pattern, columns.taken, f"`edge_features` {name}")
+        matched = in_order(table, f"columns for {name}", matched, held)
         refuse_no_numbers(table, matched)
         found = table_rows(duck, table, matched)
     return found.expect(table.rows, table.shown, "edge")

@@ -14,7 +14,7 @@ from ooc.stores.arrays.zarr_write import Appender
 from ooc.stores.errors import InputError
 from ooc.stores.ingest import duck as sql
 from ooc.stores.ingest.arrange import MakeSink
-from ooc.stores.ingest.columns import categories_of, match_columns, table_rows
+from ooc.stores.ingest.columns import categories_of, in_order, match_columns, table_rows
 from ooc.stores.ingest.duck import Duck
 from ooc.stores.ingest.nodes import Rows
 from ooc.stores.ingest.sources import Table
@@ -58,12 +58,8 @@ def label_columns(
     if wanted in table.columns or not re.search(r"[,*?\[]", wanted):
         return [table.column(wanted, "labels")]
     found = match_columns(table, wanted, taken, f"`{argument}`")
-    if len(found) > 1 and class_names is not None and len(found) == len(class_names):
-        if set(found) != set(class_names):
-            given, there = ", ".join(found), ", ".join(class_names)
-            raise InputError(f"{table.shown}: the labels given are {given}, those of the store {there}: name the same columns")
-        return class_names
-    return found
+    several = class_names is not None and len(found) == len(class_names) > 1
+    return in_order(table, "labels", found, class_names or ()) if several else found
 
 
 def label_rows(

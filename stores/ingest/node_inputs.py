@@ -1,10 +1,9 @@
 """Which inputs contain the node arrays: features by name, and labels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
-from ooc.stores.errors import InputError
 from ooc.stores.ingest import columns, nodes
 from ooc.stores.ingest import labels as label_columns
 from ooc.stores.ingest.duck import Duck
@@ -19,9 +18,9 @@ Words = Mapping[str, Mapping[str, Any]]
 class NodeInputs:
     """The node arrays of an ingest, as rows that can be read sequentially.
 
-    `words` are those of a store that is appended to: of the columns of `x`, and its class names and the kind of its labels; by
-    default they are found in the input, or said by the specification. `sources` are the columns that its features were made of
-    (`nodes.Rows.sources`), by name: those of a table are taken in that order.
+    `attributes`, `class_names` and `label_kind` are those of a store that is appended to: of its node arrays by their names,
+    which say what columns of words and numbers were (`nodes.Rows.categories`, `nodes.Rows.sources`), and of its labels. By
+    default they are found in the input, or said by the specification.
 
     >>> NodeInputs(spec, inputs, duck).features("x").count
     """
@@ -31,13 +30,12 @@ class NodeInputs:
         spec: IngestSpec,
         inputs: Inputs,
         duck: Duck,
-        words: Words | None = None,
+        attributes: Callable[[str], Mapping[str, Any]] = lambda _: {},
         class_names: list[str] | None = None,
         label_kind: label_columns.LabelKind | None = None,
-        sources: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._spec, self._inputs, self._duck = spec, inputs, duck
-        self._words, self._class_names, self._sources = words, class_names, sources or {}
+        self._attributes, self._class_names = attributes, class_names
         self.label_kind: label_columns.LabelKind = label_kind or spec.task
         self._made: dict[str, nodes.Rows] = {}
 
@@ -63,7 +61,7 @@ class NodeInputs:
         assert table is not None
         splits = [] if spec.split is None else [spec.split, *spec.split.split(",")]
         taken = {spec.id, *splits, *self._label_columns, *([spec.birth] if spec.birth else [])}
-        words: Words = {} if self._words is None else self._words
+        words: Words = self._attributes(name).get(nodes.CATEGORIES, {})
         found: list[str] = [] if spec.x_cols is None else columns.match_columns(table, spec.x_cols, taken)
         given: tuple[tuple[str | None, columns.Encoded], ...] = ((spec.one_hot, "one-hot"), (spec.codes, "codes"))
         for patterns, how in given:
@@ -76,19 +74,7 @@ class NodeInputs:
         return columns.table_rows(self._duck, table, found, words)
 
     def _in_order(self, name: str, table: Table, found: list[str]) -> list[str]:
-        """The columns in the order of those that the store's feature was made of. Raises InputError where they are others."""
-        before = list(self._sources.get(name, ()))
-        if not before or len(found) == len(before) == 1:
-            return found
-        missing = [column for column in before if column not in found]
-        more = [column for column in found if column not in before]
-        if missing or more:
-            wrong = f"lack column {missing[0]!r}" if missing else f"have column {more[0]!r} besides"
-            made = ", ".join(before[:20])
-            raise InputError(
-                f"{table.shown}: the columns for {name!r} {wrong}; the store's were {made}: give these, in any order"
-            )
-        return before
+        return columns.in_order(table, f"columns for {name}", found, self._attributes(name).get(nodes.SOURCES, ()))
 
     def labels(self) -> nodes.Rows | None:
         """Return the rows of the labels, or None. Raises as `features` does."""

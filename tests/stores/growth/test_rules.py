@@ -198,7 +198,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "unknown id": ({"src": np.full(10, 77)}, {}, r"row 0: src 77 is out of range 0..5"),
     "fractions": ({"t": np.arange(10) + 0.5}, {}, "has fractions, the times of .* are whole numbers"),
     "NaN": ({"m": np.full(10, np.nan)}, {}, "row 0 column m is NaN"),
-    "width": ({"m2": np.zeros(10)}, {"edge_features": ["msg=m*"]}, "has 2 columns; the rows of the store have 1"),
+    "width": ({"m2": np.zeros(10)}, {"edge_features": ["msg=m*"]}, "only given: m2; only in the store: none"),
     "empty": ({"dst": pa.array([1] * 9 + [None])}, {}, "row 9: dst is empty"),
 }
 
