@@ -31,7 +31,7 @@ _FEW = 64
 """destinations with at most this many edges are sorted by insertion"""
 _AHEAD, _LINE = 8, 16
 """entries between prefetching a sum and adding to it; float32 per cache line"""
-_ROWS_AHEAD, _OWN_AHEAD, _LINE_BYTES = 24, 4, 64
+_ROWS_AHEAD, _OWN_AHEAD, _LINE_BYTES = 24, 8, 64
 """edges between prefetching a source's row and adding it; destinations between prefetching a row and copying it; bytes of a
 cache line"""
 
@@ -196,22 +196,22 @@ class RowDecoder(NamedTuple):
 _TAGS: dict[str, Any] = {"float32": np.float32, "float16": np.uint8, "bfloat16": np.uint16, "int8": np.int8}
 
 
-def value(row: NDArray[Any], j: int, tag: NDArray[Any], scale: Floats) -> np.float32:
-    """Decode row[j]; for kernels only, see `_value`."""
+def value(stored: Any, j: int, tag: NDArray[Any], scale: Floats) -> np.float32:
+    """Decode a number of column j; for kernels only, see `_value`."""
     raise NotImplementedError
 
 
 @overload(value, inline="always", strict=False)  # strict would compare the annotations too
-def _value(row: Any, j: Any, tag: Any, scale: Any) -> Any:
+def _value(stored: Any, j: Any, tag: Any, scale: Any) -> Any:
     if tag.dtype == types.uint8:
-        return lambda row, j, tag, scale: of_float16(row[j])
+        return lambda stored, j, tag, scale: of_float16(stored)
     if tag.dtype == types.uint16:
-        return lambda row, j, tag, scale: of_bfloat16(row[j])
+        return lambda stored, j, tag, scale: of_bfloat16(stored)
     if tag.dtype == types.int8:
-        return lambda row, j, tag, scale: of_int8(row[j], scale[j])
+        return lambda stored, j, tag, scale: of_int8(stored, scale[j])
     if tag.dtype == types.int64:
-        return lambda row, j, tag, scale: np.float32(row[j])
-    return lambda row, j, tag, scale: row[j]
+        return lambda stored, j, tag, scale: np.float32(stored)
+    return lambda stored, j, tag, scale: stored
 
 
 def gathered(
@@ -231,11 +231,23 @@ def gathered(
     gather_aggregates(rows, *decoder, at, subgraph.node, subgraph.indptr, subgraph.source, *factors, neighbor, self_row)
 
 
+def line_of(rows: NDArray[Any]) -> int:
+    """How many numbers of an array a cache line has; for kernels only, where it is a constant."""
+    raise NotImplementedError
+
+
+@overload(line_of, inline="always", strict=False)
+def _line_of(rows: Any) -> Any:
+    line = _LINE_BYTES * 8 // rows.dtype.bitwidth
+    return lambda rows: line
+
+
 @kernel
-def prefetch_row(row: NDArray[Any]) -> None:
-    """Start loading a row, [f]."""
-    for f in range(0, len(row), _LINE_BYTES // row.itemsize):
-        prefetch(row, f)
+def prefetch_row(rows: NDArray[Any], row: int) -> None:
+    """Start loading a row of `rows`, [m, f]."""
+    width = rows.shape[1]
+    for f in range(0, width, line_of(rows)):
+        prefetch(rows, row * width + f)
 
 
 @kernel
@@ -266,28 +278,31 @@ def gather_aggregates(
     neighbor: Floats,
     self_row: Floats,
 ) -> None:
-    """Kernel of `gathered`."""
+    """Kernel of `gathered`. Numbers are read by row and column: a view of each row takes longer than the line it is in."""
     width, edges = rows.shape[1], indptr[len(indptr) - 1]
-    few, sums = np.empty(_FEW, np.int64), np.empty(width, np.float32)
+    most, sums = most_edges(indptr), np.empty(width, np.float32)
+    order, ids = np.empty(most, np.int64), np.empty(most, np.int64)
     for i in range(len(indptr) - 1):
         if i + _OWN_AHEAD + 1 < len(indptr):
-            prefetch_row(rows[at[i + _OWN_AHEAD]])
-        own = rows[at[i]]
+            prefetch_row(rows, at[i + _OWN_AHEAD])
+            prefetch_row(self_row, i + _OWN_AHEAD)
+            prefetch_row(neighbor, i + _OWN_AHEAD)
+        own = at[i]
         for f in range(width):
-            self_row[i, f] = value(own, f, tag, scale)
+            self_row[i, f] = value(rows[own, f], f, tag, scale)
             sums[f] = 0
-        order = ascending(node, source, indptr[i], indptr[i + 1], few)
+        put_ascending(node, source, indptr[i], indptr[i + 1], order, ids)
         for k in range(indptr[i + 1] - indptr[i]):
             if indptr[i] + k + _ROWS_AHEAD < edges:  # in the order of the edges: near enough to the order of the sum
-                prefetch_row(rows[at[source[indptr[i] + k + _ROWS_AHEAD]]])
-            row = rows[at[source[order[k]]]]
+                prefetch_row(rows, at[source[indptr[i] + k + _ROWS_AHEAD]])
+            row = at[source[order[k]]]
             if len(edge) == 0:
                 for f in range(width):
-                    sums[f] += value(row, f, tag, scale)
+                    sums[f] += value(rows[row, f], f, tag, scale)
             else:
                 factor = edge[order[k]]
                 for f in range(width):
-                    sums[f] += factor * value(row, f, tag, scale)
+                    sums[f] += factor * value(rows[row, f], f, tag, scale)
         times = target[i] if len(target) > 0 else np.float32(1)
         for f in range(width):
             neighbor[i, f] = sums[f] * times
@@ -310,17 +325,18 @@ def gather_neighbors(
     Source i's row is rows[at[i]], and its id node[i]. The sums are those of `gather_aggregates`, without factors of edges.
     """
     width, edges = rows.shape[1], indptr[len(indptr) - 1]
-    few = np.empty(_FEW, np.int64)
+    most = most_edges(indptr)
+    order, ids = np.empty(most, np.int64), np.empty(most, np.int64)
     for i in range(len(indptr) - 1):
         for f in range(width):
             neighbor[i, f] = 0
-        order = ascending(node, source, indptr[i], indptr[i + 1], few)
+        put_ascending(node, source, indptr[i], indptr[i + 1], order, ids)
         for k in range(indptr[i + 1] - indptr[i]):
             if indptr[i] + k + _ROWS_AHEAD < edges:  # in the order of the edges: near enough to the order of the sum
-                prefetch_row(rows[at[source[indptr[i] + k + _ROWS_AHEAD]]])
-            row = rows[at[source[order[k]]]]
+                prefetch_row(rows, at[source[indptr[i] + k + _ROWS_AHEAD]])
+            row = at[source[order[k]]]
             for f in range(width):
-                neighbor[i, f] += value(row, f, tag, scale)
+                neighbor[i, f] += value(rows[row, f], f, tag, scale)
         for f in range(width):
             neighbor[i, f] *= target[i]
 
@@ -342,9 +358,10 @@ def _in_ascending_order(
     out_edge: Floats,
 ) -> None:
     """Kernel of `ascending_edges`."""
-    few = np.empty(_FEW, np.int64)
+    most = most_edges(indptr)
+    order, ids = np.empty(most, np.int64), np.empty(most, np.int64)
     for i in range(len(indptr) - 1):
-        order = ascending(node, source, indptr[i], indptr[i + 1], few)
+        put_ascending(node, source, indptr[i], indptr[i + 1], order, ids)
         for k in range(indptr[i + 1] - indptr[i]):
             out_source[indptr[i] + k] = source[order[k]]
             if len(edge):
@@ -352,23 +369,36 @@ def _in_ascending_order(
 
 
 @kernel
-def ascending(
-    node: NDArray[np.int64], source: NDArray[Any], first: int, stop: int, few: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return edges first:stop by ascending source node, ties in order; uses the buffer `few` if they fit."""
-    if stop - first > len(few):
-        ids = np.empty(stop - first, np.int64)
+def most_edges(indptr: NDArray[Any]) -> int:
+    """Edges of the destination with the most."""
+    most = 0
+    for i in range(len(indptr) - 1):
+        most = max(most, indptr[i + 1] - indptr[i])
+    return most
+
+
+@kernel
+def put_ascending(
+    node: NDArray[np.int64],
+    source: NDArray[Any],
+    first: int,
+    stop: int,
+    order: NDArray[np.int64],
+    ids: NDArray[np.int64],
+) -> None:
+    """Set `order` to edges first:stop by ascending source node, ties in order. ids: memory for as many nodes."""
+    if stop - first > _FEW:
         for k in range(stop - first):
             ids[k] = node[source[first + k]]
-        return np.argsort(ids, kind="mergesort") + first
+        order[: stop - first] = np.argsort(ids[: stop - first], kind="mergesort") + first
+        return
     for k in range(stop - first):
         own = node[source[first + k]]
         place = k
-        while place > 0 and node[source[few[place - 1]]] > own:
-            few[place] = few[place - 1]
+        while place > 0 and ids[place - 1] > own:
+            order[place], ids[place] = order[place - 1], ids[place - 1]
             place -= 1
-        few[place] = first + k
-    return few
+        order[place], ids[place] = first + k, own
 
 
 @kernel
@@ -399,14 +429,14 @@ def scatter_aggregates(
             to = target[k]
             if to < 0:
                 for f in range(width):
-                    self_row[~to, f] = value(row, f, tag, scale)
+                    self_row[~to, f] = value(row[f], f, tag, scale)
             elif len(edge) == 0:
                 for f in range(width):
-                    neighbor[to, f] += value(row, f, tag, scale)
+                    neighbor[to, f] += value(row[f], f, tag, scale)
             else:
                 factor = edge[k]
                 for f in range(width):
-                    neighbor[to, f] += factor * value(row, f, tag, scale)
+                    neighbor[to, f] += factor * value(row[f], f, tag, scale)
 
 
 @kernel

@@ -167,10 +167,10 @@ def scatter_entries(
         row = values[row_at[offset] : row_at[offset] + width]
         if len(factor) == 0:
             for f in range(width):
-                sums[to, f] += value(row, f, tag, scale)
+                sums[to, f] += value(row[f], f, tag, scale)
         elif to + first != piece_first + offset and factor[offset] != 0:
             by = factor[offset]
             if len(weight) > 0:
                 by = by * weight[k]
             for f in range(width):
-                sums[to, f] += by * value(row, f, tag, scale)
+                sums[to, f] += by * value(row[f], f, tag, scale)
