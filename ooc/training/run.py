@@ -82,6 +82,14 @@ class Run:
     def out_of_patience(self) -> bool:
         return self.config.patience is not None and self.state.stale >= self.config.patience
 
+    @property
+    def place(self) -> str:
+        """Where the run stands, for a person."""
+        state = self.state
+        if state.epoch >= self.config.epochs:
+            return "the scores at the end"
+        return f"the scores of epoch {state.epoch}" if self.epoch_is_trained else f"epoch {state.epoch} step {state.step}"
+
     @contextmanager
     def booked(self, name: str) -> Iterator[None]:
         """Count the seconds of a block, but for those of checkpoints, among those of `name` in the run's account."""
