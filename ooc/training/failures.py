@@ -1,4 +1,4 @@
-"""A last line for a failure that keeps its traceback, such as one in a model class of the user's: where, what, in which batch."""
+"""A last line for a failure that keeps its traceback, such as one in a model of the user's: where, what, in which batch."""
 
 import os
 import sysconfig

@@ -41,8 +41,8 @@ def open_run(
     """A run of `config`, new or, with `resume`, from the checkpoint in `config.out` where there is one.
 
     A run that fails before its first checkpoint leaves no directory. The watchers are closed too; a data set that is given
-    stays open. grown: whether to go on though the store has grown. Of several ranks the first one writes the directory; the others
-    have one of their own beside it, which goes with the block, and no watchers.
+    stays open. grown: whether to go on though the store has grown. Of several ranks the first one writes the directory; the
+    others have one of their own beside it, which goes with the block, and no watchers.
 
     Raises ConfigError, StoreError or BudgetError where something does not fit, MemoryError where torch cannot allocate what it
     needs, RankLost where another rank has ended.

@@ -19,6 +19,7 @@ from ooc.runtime.ranks import Ranks
 from ooc.runtime.transfer import on_host
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import OocError
+from ooc.stores.jit import COMPILATIONS
 from ooc.training import checkpoint, summary
 from ooc.training.mode import Mode, RunState, Scores
 from ooc.training.step_losses import StepLoss, StepLosses
@@ -288,6 +289,7 @@ class Run:
             "device": str(mode.device),
             "threads": torch.get_num_threads(),
             "world_size": self.ranks.world_size,
+            "kernels_compiled": COMPILATIONS.count,
             "store_fingerprint": self.dataset.fingerprint,
             "config": config.model_dump(mode="json"),
             "versions": summary.versions(),
