@@ -53,6 +53,19 @@ def cache_folder() -> Path:
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ooc" / "kernels"
 
 
+class Compilations:
+    """Kernels that this process has compiled and kept, so that no process after it does.
+
+    count: how many.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+COMPILATIONS = Compilations()
+
+
 class KernelCache(NullCache):  # type: ignore[misc]
     """The compiled code of one kernel on disk, a file for each signature. What cannot be read or written is compiled again.
 
@@ -87,6 +100,7 @@ class KernelCache(NullCache):  # type: ignore[misc]
         with contextlib.suppress(Exception):  # whatever cannot be written is compiled again
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, dumps(data._reduce()))
+            COMPILATIONS.count += 1
         remove_unused(path.parent)
 
     def _path(self, sig: Any, codegen: Any) -> Path | None:

@@ -135,7 +135,8 @@ class MetricsLog:
 
 
 class RunDir:
-    """The directory of a run: made and locked by `claim` once all is checked, removed again if the run fails at its start.
+    """The directory of a run: made and locked by `claim` once all is checked, removed again if the run fails before its first
+    checkpoint.
 
     Only a directory that this object made and locked is ever removed: of two runs that begin at once, one is refused.
     """
@@ -167,10 +168,16 @@ class RunDir:
         remove_leftovers(self.path)
         return self._log
 
-    def discard_unstarted(self) -> None:
-        """Remove the directory if it is this object's own and no step was logged."""
-        if self._made and self._log is not None and not self._log.size:
+    def discard_unsaved(self) -> None:
+        """Remove the directory if it is this object's own and has no checkpoint: nothing could be resumed, and it would be in
+        the way of the next try."""
+        if self._made and self._log is not None and not (self.path / CHECKPOINT).exists():
             shutil.rmtree(self.path, ignore_errors=True)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a step was logged."""
+        return self._log is not None and self._log.size > 0
 
     def close(self) -> None:
         """Give up the log's lock; idempotent."""

@@ -24,6 +24,7 @@ from ooc.stores.errors import BudgetError, ConfigError
 from ooc.stores.io.working import scratch_folder
 from ooc.training.callbacks import Callback
 from ooc.training.checkpoint import nearest_folder
+from ooc.training.failures import failures_placed
 from ooc.training.open_run import check_types, open_dataset, open_run
 from ooc.training.registry import mode_of
 from ooc.training.run import Run
@@ -63,8 +64,12 @@ def train(
     if grown and not resume:
         raise ConfigError("`grown=True` continues a run whose store has grown: give `resume=True` too")
     booked: DevicePlan | None = None
+    run: Run | None = None
     try:
-        with open_run(config, resume, Watchers([*([watcher] if watcher else []), *callbacks]), grown=grown) as run:
+        with (
+            failures_placed(lambda: f"mode {config.mode}, {run.place if run else 'before the first step'}"),
+            open_run(config, resume, Watchers([*([watcher] if watcher else []), *callbacks]), grown=grown) as run,
+        ):
             booked = run.mode.budget.device
             run.mode.prepare()
             with run.measure("training"):
@@ -100,14 +105,14 @@ def plan(config: RunConfig, nproc: int = 1, bandwidth: int = 0) -> Any:
 def planning(config: RunConfig, folder: Path, dataset: Dataset | None = None) -> Iterator[Any]:
     """The mode of `config`, open in `folder` where its plan takes measurements, to be planned."""
     kind = mode_of(config)
-    if kind.plans_unopened:
-        with ExitStack() as opened:
+    with failures_placed(lambda: f"the plan of mode {config.mode}"), ExitStack() as opened:
+        if kind.plans_unopened:
             data = dataset or opened.enter_context(open_dataset(config))
             check_types(config, data)
             yield opened.enter_context(closing(kind(config, data)))
-        return
-    composed = mode_of(config).planned(config).model_copy(update={"out": folder, "tensorboard": False, "log": []})
-    with open_run(composed, False, Watchers([]), dataset) as run:
+            return
+        composed = kind.planned(config).model_copy(update={"out": folder, "tensorboard": False, "log": []})
+        run = opened.enter_context(open_run(composed, False, Watchers([]), dataset))
         run.mode.config = config.model_copy(update={"out": folder})
         yield run.mode
 

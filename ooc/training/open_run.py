@@ -15,12 +15,12 @@ from ooc.config.modes import class_of, trained_otherwise
 from ooc.history.history import Growth
 from ooc.models.dropout import STREAM
 from ooc.runtime.memory import MemoryMeter
-from ooc.runtime.ranks import Ranks, joined_ranks
+from ooc.runtime.ranks import RankLost, Ranks, joined_ranks
 from ooc.runtime.restoring import settings_restored
 from ooc.runtime.shared_reads import shared_blocks
 from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import ConfigError, OocError
+from ooc.stores.errors import ConfigError
 from ooc.stores.io.working import scratch_folder
 from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import checkpoint
@@ -40,9 +40,9 @@ def open_run(
 ) -> Iterator[Run]:
     """A run of `config`, new or, with `resume`, from the checkpoint in `config.out` where there is one.
 
-    A run that fails before its first step leaves no directory. The watchers are closed too; a data set that is given stays
-    open. grown: whether to go on though the store has grown. Of several ranks the first one writes the directory; the others
-    have one of their own beside it, which goes with the block, and no watchers.
+    A run that fails before its first checkpoint leaves no directory. The watchers are closed too; a data set that is given
+    stays open. grown: whether to go on though the store has grown. Of several ranks the first one writes the directory; the
+    others have one of their own beside it, which goes with the block, and no watchers.
 
     Raises ConfigError, StoreError or BudgetError where something does not fit, MemoryError where torch cannot allocate what it
     needs, RankLost where another rank has ended.
@@ -53,7 +53,7 @@ def open_run(
         if not ranks.first:
             own = opened.enter_context(scratch_folder(checkpoint.nearest_folder(config.out), f"ooc-rank-{ranks.rank}"))
             config, watchers, resume = config.model_copy(update={"out": own / "run"}), Watchers([]), False
-        run_dir = opened.enter_context(kept_if_started(checkpoint.RunDir(config.out, resume)))
+        run_dir = opened.enter_context(kept_if_saved(checkpoint.RunDir(config.out, resume)))
         limit = None if config.memory is None else parse_bytes(config.memory, "memory")
         blocks = opened.enter_context(shared_blocks(ranks, limit))
 
@@ -136,18 +136,19 @@ def notes_of_rate(config: RunConfig) -> list[str]:
 
 
 @contextmanager
-def kept_if_started(run_dir: checkpoint.RunDir) -> Iterator[checkpoint.RunDir]:
-    """Remove the directory of a run that fails before its first step, and give up its lock."""
+def kept_if_saved(run_dir: checkpoint.RunDir) -> Iterator[checkpoint.RunDir]:
+    """Remove the directory of a run that fails before its first checkpoint, and give up its lock.
+
+    A run that another rank's end stopped in its steps has not failed: it is resumed, in any number of processes.
+    """
     try:
         yield run_dir
-    except (OocError, OSError, MemoryError):
-        run_dir.discard_unstarted()
+    except Exception as error:
+        if not (isinstance(error, RankLost) and run_dir.has_steps):
+            run_dir.discard_unsaved()
+        if isinstance(error, RuntimeError) and (refused := _refused_allocation(error)) is not None:
+            raise MemoryError(refused) from error
         raise
-    except RuntimeError as error:
-        if (refused := _refused_allocation(error)) is None:
-            raise
-        run_dir.discard_unstarted()
-        raise MemoryError(refused) from error
     finally:
         run_dir.close()
 

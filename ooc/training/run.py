@@ -19,6 +19,7 @@ from ooc.runtime.ranks import Ranks
 from ooc.runtime.transfer import on_host
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import OocError
+from ooc.stores.jit import COMPILATIONS
 from ooc.training import checkpoint, summary
 from ooc.training.mode import Mode, RunState, Scores
 from ooc.training.step_losses import StepLoss, StepLosses
@@ -81,6 +82,14 @@ class Run:
     @property
     def out_of_patience(self) -> bool:
         return self.config.patience is not None and self.state.stale >= self.config.patience
+
+    @property
+    def place(self) -> str:
+        """Where the run stands, for a person."""
+        state = self.state
+        if state.epoch >= self.config.epochs:
+            return "the scores at the end"
+        return f"the scores of epoch {state.epoch}" if self.epoch_is_trained else f"epoch {state.epoch} step {state.step}"
 
     @contextmanager
     def booked(self, name: str) -> Iterator[None]:
@@ -280,6 +289,7 @@ class Run:
             "device": str(mode.device),
             "threads": torch.get_num_threads(),
             "world_size": self.ranks.world_size,
+            "kernels_compiled": COMPILATIONS.count,
             "store_fingerprint": self.dataset.fingerprint,
             "config": config.model_dump(mode="json"),
             "versions": summary.versions(),

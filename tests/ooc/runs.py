@@ -18,7 +18,7 @@ SMALL: dict[str, Any] = {"model": "sage", "hidden": 8, "fanout": [3, 3], "batch_
 SMALL["plan"] = False  # it takes longer than such a run
 
 
-class Killed(Exception):
+class Killed(BaseException):
     """Stands for kill -9: nothing catches it and nothing is cleaned up but the log's lock."""
 
 

@@ -16,7 +16,7 @@ from numba import types
 
 import ooc
 from ooc.stores import jit
-from ooc.stores.jit import KernelCache, cache_folder, kernel, package_folder, remove_unused
+from ooc.stores.jit import COMPILATIONS, KernelCache, cache_folder, kernel, package_folder, remove_unused
 from ooc.stores.kernel_key import NoKeyError, kernel_key
 from tests.forked import python
 
@@ -256,7 +256,17 @@ def test_a_damaged_file_is_compiled_again(cached: Path) -> None:
 def test_without_a_folder_to_write_to_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    before = COMPILATIONS.count
     assert double()(1.0) == 2.0
+    assert COMPILATIONS.count == before, "it is not kept"
+
+
+def test_kernels_that_are_compiled_and_kept_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    before = COMPILATIONS.count
+    double()(1.0)
+    double()(1.0)
+    assert COMPILATIONS.count == before + 1
 
 
 def test_code_that_nobody_loads_is_removed(cached: Path) -> None:

@@ -90,10 +90,10 @@ def test_only_the_run_that_made_and_locked_a_directory_removes_it(tmp_path: Path
     with pytest.raises(ConfigError, match="another process"):
         third.claim(0)
     for refused in (second, third):
-        refused.discard_unstarted()
+        refused.discard_unsaved()
         refused.close()
     assert (tmp_path / "run" / "metrics.jsonl").exists()
-    first.discard_unstarted()
+    first.discard_unsaved()
     first.close()
     assert not (tmp_path / "run").exists()
 

@@ -6,15 +6,19 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 import ooc
+from ooc.config.base import RunConfig
 from ooc.config.techniques import TECHNIQUES
 from ooc.report.comparison import comparison_figure, comparison_table, refusals, write_comparison
 from ooc.stores.errors import ConfigError
+from ooc.training import comparison
+from ooc.training.checkpoint import write_json
 from ooc.training.comparison import Trial
 from tests.conftest import MakeStore
 from tests.ooc.runs import SMALL
@@ -35,7 +39,8 @@ def test_each_technique_trains_once_and_equals_its_own_run(make_store: MakeStore
         progress=lambda name, done, total, unit="": seen.setdefault(name, []).append(done),
         **settings,
     )
-    assert [*seen] == [each.technique for each in trials] == ["plain", "checkpointing"]
+    trained = [name for name in seen if "again" not in name]  # as it is where kernels were compiled
+    assert trained == [each.technique for each in trials] == ["plain", "checkpointing"]
     assert all(each == sorted(each) and each[-1] == 2 for each in seen.values())
     assert trials[0].score == trials[1].score  # the same model, recomputed
     alone = ooc.train(**{**settings, "out": tmp_path / "alone"})
@@ -91,6 +96,43 @@ def test_settings_that_cannot_be_compared_are_refused(make_store: MakeStore, tmp
     with pytest.raises(ConfigError, match="seeds = 0 is invalid: give 1 or more"):
         ooc.compare(store=store, out=tmp_path / "a", seeds=0)
     assert not (tmp_path / "a").exists()
+
+
+def test_a_run_that_compiled_kernels_is_measured_again(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**SMALL, "store": make_store(), "out": tmp_path / "all", "epochs": 1}
+    summary = ooc.train(**{**settings, "out": tmp_path / "run"})
+    names: list[str] = []
+
+    def trained(config: RunConfig, name: str, progress: object) -> dict[str, Any]:
+        names.append(name)
+        cold = len(names) == 1
+        found = {**summary, "kernels_compiled": 3 * cold, "seconds_per_epoch": 30.0 if cold else 0.5}
+        config.out.mkdir(exist_ok=True)
+        write_json(config.out / "summary.json", found | {"config": config.model_dump(mode="json")})
+        return found
+
+    monkeypatch.setattr(comparison, "_trained", trained)
+    plain, bf16 = ooc.compare(techniques="bf16", **settings)
+    assert names == ["plain", "plain again, with compiled kernels", "bf16"]
+    assert plain.seconds == 0.5 == bf16.seconds
+
+
+def test_a_refused_comparison_leaves_nothing(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise ConfigError("bad.py:10: RuntimeError: no such width")
+
+    monkeypatch.setattr(comparison, "_trained", refused)
+    settings = {**SMALL, "store": make_store(), "out": tmp_path / "all", "techniques": "bf16"}
+    with pytest.raises(ConfigError, match=r"bad\.py:10"):
+        ooc.compare(**settings)
+    assert not settings["out"].exists()
+    (settings["out"] / "plain").mkdir(parents=True)  # of an earlier comparison
+    (settings["out"] / "comparison.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"bad\.py:10"):
+        ooc.compare(**settings)
+    assert sorted(path.name for path in settings["out"].iterdir()) == ["comparison.json", "plain"]
 
 
 def test_a_directory_of_other_runs_stays_as_it_is(make_store: MakeStore, tmp_path: Path) -> None:

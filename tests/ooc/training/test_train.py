@@ -1,5 +1,6 @@
 """Training: a plain loop written out here gives the same losses; resuming gives them to the bit; nothing is lost."""
 
+import inspect
 import json
 import sys
 import threading
@@ -24,7 +25,7 @@ from ooc.training.checkpoint import read_metrics
 from ooc.training.loop import train
 from ooc.training.mode import Mode
 from tests.conftest import MakeStore
-from tests.ooc.runs import configure, curve
+from tests.ooc.runs import SMALL, configure, curve
 
 
 def test_losses_equal_those_of_a_plain_loop(make_store: MakeStore, tmp_path: Path) -> None:
@@ -225,6 +226,64 @@ class WideLayers(torch.nn.Module):
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList([BlockSAGEConv(in_channels, 4), BlockSAGEConv(4, out_channels + 1)])
+
+
+class Failing(torch.nn.Module):
+    """Fails in its layer after some forward passes."""
+
+    def __init__(self, in_channels: int, out_channels: int, after: int = 0) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([FailingLayer(in_channels, 4, after), BlockSAGEConv(4, out_channels)])
+
+
+class FailingLayer(BlockSAGEConv):
+    def __init__(self, in_channels: int, out_channels: int, after: int) -> None:
+        super().__init__(in_channels, out_channels)
+        self.left = after
+
+    def forward(self, *arguments: Any) -> torch.Tensor:
+        if not self.left:
+            raise KeyError("mine")
+        self.left -= 1
+        return super().forward(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        ({}, "mode sampled, epoch 0 step 0"),
+        ({"model_args": {"after": 2}}, "mode sampled, epoch 0 step 2"),
+        ({"mode": "full", "fanout": [], "batch_size": None}, "mode full, before the first step"),
+        ({"mode": "history", "fanout": [], "parts": 4}, "mode history, before the first step"),
+    ],
+)
+def test_a_failure_in_the_users_model_names_file_line_and_batch_and_leaves_no_run(
+    make_store: MakeStore, tmp_path: Path, settings: dict[str, Any], place: str
+) -> None:
+    given = {**SMALL, "hidden": None, "model": f"{__name__}:Failing", **settings}
+    given = {name: value for name, value in given.items() if value not in (None, [])}
+    with pytest.raises(KeyError) as caught:
+        ooc.train(store=make_store(), out=tmp_path / "run", **given)
+    line = inspect.getsourcelines(FailingLayer.forward)[1] + 2
+    assert caught.value.__notes__[-1].endswith(f"tests/ooc/training/test_train.py:{line}: KeyError: 'mine' ({place})")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_fails_after_a_checkpoint_goes_on(make_store: MakeStore, tmp_path: Path) -> None:
+    given = {name: value for name, value in SMALL.items() if name != "hidden"} | {"model": f"{__name__}:Failing"}
+    given |= {"store": make_store(), "out": tmp_path / "run", "checkpoint_every": 1}
+    with pytest.raises(KeyError):
+        ooc.train(model_args={"after": 2}, **given)
+    with pytest.raises(KeyError) as caught:
+        ooc.train(model_args={"after": 2}, resume=True, **given)
+    assert caught.value.__notes__[-1].endswith("(mode sampled, the scores of epoch 0)")
+
+
+def test_a_failing_model_leaves_no_plan(make_store: MakeStore, tmp_path: Path) -> None:
+    with pytest.raises(KeyError) as caught:
+        ooc.plan(store=make_store(), out=tmp_path / "run", mode="full", model=f"{__name__}:Failing")
+    assert caught.value.__notes__[-1].endswith("(the plan of mode full)")
+    assert [path.name for path in tmp_path.iterdir()] == ["test.ooc"]
 
 
 @pytest.mark.parametrize(
