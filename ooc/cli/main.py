@@ -139,7 +139,7 @@ def _usage(error: Exception) -> int | None:
 
 def _unknown_option(error: Any) -> str:
     """Name an option that a command does not have, and the one that may be meant; typer's own suggestions are often far off."""
-    from ooc.config.closest import closest
+    from ooc.stores.closest import closest
 
     options = {name for each in error.ctx.command.params for name in [*each.opts, *each.secondary_opts]} if error.ctx else set()
     meant = closest(error.option_name.lstrip("-"), [name.lstrip("-") for name in options])

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from ooc.config.base import FREE_TO_CHANGE, RunConfig, parse, read_config, saved_config, task_name
-from ooc.config.closest import closest
 from ooc.config.edges import EdgeConfig
 from ooc.config.events import EventsConfig
 from ooc.config.graphs import GraphConfig
@@ -17,6 +16,7 @@ from ooc.config.links import LinkConfig
 from ooc.config.nodes import OWN, FullConfig, TrainConfig
 from ooc.config.snapshots import SnapshotsConfig
 from ooc.config.tables import TableConfig
+from ooc.stores.closest import closest
 from ooc.stores.errors import ConfigError
 
 

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch_geometric.data.data import BaseData
 from torch_geometric.sampler import NumNeighbors
 
-from ooc.config.closest import closest
 from ooc.graph.hetero import EdgeKey
 from ooc.runtime.messages import warn_user
 from ooc.sampling.edge_split import HeldOut
@@ -27,6 +26,7 @@ from ooc.sampling.hetero_neighbor import check_fanouts
 from ooc.sampling.links import Seeds
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, Ids
+from ooc.stores.closest import closest
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.graph import Graph

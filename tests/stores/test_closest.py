@@ -2,8 +2,8 @@
 
 import pytest
 
-from ooc.config.closest import closest
 from ooc.config.modes import classes
+from ooc.stores.closest import closest
 
 KEYS = {key for each in classes().values() for key in each.model_fields}
 
