@@ -41,7 +41,7 @@ STORE_FLOORS = (
     ("bounds", "feature_map", "ids"),
     ("arrays", "graph", "metadata"),
     ("io", "manifest"),
-    ("array_names", "jit", "labels", "sizes"),
+    ("array_names", "closest", "jit", "labels", "sizes"),
     ("atomics", "errors", "kernel_key", "prefetch", "process"),
 )
 """The same for the packages of `stores/`, and for the modules beside them."""
