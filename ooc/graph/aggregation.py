@@ -32,7 +32,7 @@ _FEW = 64
 _AHEAD, _LINE = 8, 16
 """entries between prefetching a sum and adding to it; float32 per cache line"""
 _ROWS_AHEAD, _OWN_AHEAD, _LINE_BYTES = 24, 8, 64
-"""edges between prefetching a source's row and adding it; destinations between prefetching a row and copying it; bytes of a
+"""edges between prefetching a source's row and adding it; destinations between prefetching rows and filling them; bytes of a
 cache line"""
 
 
@@ -390,7 +390,9 @@ def put_ascending(
     if stop - first > _FEW:
         for k in range(stop - first):
             ids[k] = node[source[first + k]]
-        order[: stop - first] = np.argsort(ids[: stop - first], kind="mergesort") + first
+        found = np.argsort(ids[: stop - first], kind="mergesort")
+        for k in range(stop - first):
+            order[k] = found[k] + first
         return
     for k in range(stop - first):
         own = node[source[first + k]]

@@ -67,6 +67,7 @@ class Duck:
         self._con = duckdb.connect(":memory:", config=config)
         with self._errors():
             self._con.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
+            self._con.execute("SET TimeZone = 'UTC'")  # of timestamps as text that name none, on any machine
         self._streams: dict[str, EdgeStream] = {}
 
     def __enter__(self) -> "Duck":

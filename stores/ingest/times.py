@@ -46,7 +46,7 @@ class TimeColumn:
 def _moment(table: Table, column: str) -> str:
     held, kind = sql.name(column), table.columns[column]
     if kind in TEXT_TYPES:
-        return f"epoch_us(try_cast({held} AS TIMESTAMP))"
+        return f"epoch_us(try_cast({held} AS TIMESTAMPTZ))"  # TIMESTAMP would drop the offset from UTC
     return f"epoch_us({held}::{'TIMESTAMPTZ' if 'tz=' in kind else 'TIMESTAMP'})"
 
 

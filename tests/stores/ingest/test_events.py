@@ -328,3 +328,13 @@ def test_a_lost_array_of_events_is_found(tmp_path: Path) -> None:
     assert [each.array for each in verify(tmp_path / "s.ooc")] == ["edge/edge/msg"]
     with Dataset.open(tmp_path / "s.ooc") as ds, pytest.raises(StoreError, match="msg"):
         len(ds.events)
+
+
+def test_text_timestamps_keep_their_offset_and_are_utc_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")  # of the machine, which changes nothing
+    texts = ["1970-01-01T02:00:05+02:00", "1970-01-01T00:00:03Z", "1970-01-01 00:00:01", "1969-12-31 19:00:02-05"]
+    lines = [f"{i},{i + 1},{text}" for i, text in enumerate(texts)]
+    (tmp_path / "e.csv").write_text("\n".join(["src,dst,t", *lines, ""]))
+    ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.csv"), time="t"))
+    with Dataset.open(tmp_path / "s.ooc") as ds:
+        np.testing.assert_array_equal(np.asarray(ds.graph.columns["time"]), [5e6, 3e6, 1e6, 2e6])
