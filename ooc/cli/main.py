@@ -132,9 +132,18 @@ def _usage(error: Exception) -> int | None:
         return 2
     if hasattr(error, "format_message"):
         context = getattr(error, "ctx", None)
-        text = str(error.format_message())
+        text = _unknown_option(error) if kind == "NoSuchOption" else str(error.format_message())
         return _fail(f"{text} (see `{context.command_path} --help`)" if context is not None and text else text) if text else 2
     return None
+
+
+def _unknown_option(error: Any) -> str:
+    """Name an option that a command does not have, and the one that may be meant; typer's own suggestions are often far off."""
+    from ooc.config.closest import closest
+
+    options = {name for each in error.ctx.command.params for name in [*each.opts, *each.secondary_opts]} if error.ctx else set()
+    meant = closest(error.option_name.lstrip("-"), [name.lstrip("-") for name in options])
+    return f"{error.message}; did you mean --{meant}?" if meant else str(error.message)
 
 
 def _unread() -> int:

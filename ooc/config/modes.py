@@ -1,6 +1,5 @@
 """Configuration classes by mode, and loading a configuration from a file and flags."""
 
-import difflib
 import itertools
 import os
 from collections.abc import Collection, Mapping
@@ -9,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from ooc.config.base import FREE_TO_CHANGE, RunConfig, parse, read_config, saved_config, task_name
+from ooc.config.closest import closest
 from ooc.config.edges import EdgeConfig
 from ooc.config.events import EventsConfig
 from ooc.config.graphs import GraphConfig
@@ -196,8 +196,8 @@ def load_config(
             whose, use = (f"task {task}", f"task {' or '.join(tasks)}") if tasks else (f"mode {mode}", "another mode")
             raise ConfigError(f"{where}{key} does not apply to {whose}: leave it out, or use {use}")
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]!r}?" if close else "`ooc init STORE` prints the keys"
+            meant = closest(key, known)
+            hint = f"did you mean {meant!r}?" if meant else "`ooc init STORE` prints the keys"
             raise ConfigError(f"{where}unknown key {key!r}; {hint}")
     if "out" not in values and isinstance(values.get("store"), str | Path):
         values["out"] = next_out(Path(values["store"]))

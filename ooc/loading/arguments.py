@@ -3,7 +3,6 @@
 Nothing is silently ignored: an argument either has its effect, or changes nothing and is warned about, or is refused.
 """
 
-import difflib
 import functools
 import hashlib
 import operator
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from torch_geometric.data.data import BaseData
 from torch_geometric.sampler import NumNeighbors
 
+from ooc.config.closest import closest
 from ooc.graph.hetero import EdgeKey
 from ooc.runtime.messages import warn_user
 from ooc.sampling.edge_split import HeldOut
@@ -157,8 +157,8 @@ def check_pyg_arguments(arguments: Mapping[str, Any], own: Sequence[str], loader
         if name in _NO_EFFECT:
             idle += [name] if value not in _NO_EFFECT[name] else []
         elif name not in _REFUSED:
-            close = difflib.get_close_matches(name, [*_NO_EFFECT, *_REFUSED, *own], n=1)
-            hint = f": did you mean {close[0]!r}?" if close else ""
+            meant = closest(name, [*_NO_EFFECT, *_REFUSED, *own])
+            hint = f": did you mean {meant!r}?" if meant else ""
             raise ConfigError(f"{loader} has no argument {name!r}{hint}")
         elif not any(value is allowed or _same(value, allowed) for allowed in _REFUSED[name][0]):
             raise ConfigError(f"{loader} cannot take {name}={value!r}: {_REFUSED[name][1]}; leave it out")

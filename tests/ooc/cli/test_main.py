@@ -193,6 +193,21 @@ def test_bad_settings_are_one_line(make_store: MakeStore, tmp_path: Path, capsys
     assert "row 999" in fails(capsys, "info", store, "--id", 999)
 
 
+@pytest.mark.parametrize(
+    ("verb", "given", "says"),
+    [
+        ("train", "--epohcs", "No such option: --epohcs; did you mean --epochs?"),
+        ("train", "--optoin", "No such option: --optoin"),
+        ("ingest", "--colour", "No such option: --colour"),
+        ("ingest", "--no-undirectd", "No such option: --no-undirectd; did you mean --no-undirected?"),
+    ],
+)
+def test_an_unknown_option_names_what_may_be_meant(
+    capsys: pytest.CaptureFixture[str], verb: str, given: str, says: str
+) -> None:
+    assert fails(capsys, verb, "a.ooc", given, 3).partition(" (see ")[0] == f"ooc: error: {says}"
+
+
 def test_bad_ingest_settings_are_one_line(arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edges = ("--edges", arrays / "edges.npy")
     assert "exactly one" in fails(capsys, "ingest", arrays / "a.ooc")
