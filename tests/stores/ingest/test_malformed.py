@@ -223,6 +223,19 @@ def test_an_id_beyond_64_bits(tmp_path: Path) -> None:
             ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.csv")))
 
 
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (np.array([0, np.nan]), r"'src' holds double: node ids are whole numbers or text; make it int64 \(in pandas Int64"),
+        ([True, False], "'src' holds bool: node ids are whole numbers or text; make it int64 or text$"),
+    ],
+)
+def test_ids_of_another_type_say_what_to_make_of_them(tmp_path: Path, column: Any, words: str) -> None:
+    pq.write_table(pa.table({"src": column, "dst": [0, 1]}), tmp_path / "e.parquet")
+    with pytest.raises(InputError, match=words):
+        ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.parquet")))
+
+
 def test_features_of_one_dimension_are_one_column(tmp_path: Path) -> None:
     np.save(tmp_path / "e.npy", EDGES)
     np.save(tmp_path / "x.npy", np.arange(3, dtype=np.float32))
