@@ -356,7 +356,7 @@ class _Build:
             "partition": partition,
             "shard": self.spec.shard,
             "num_graphs": None if manifest.graphs is None else manifest.graphs.count,
-            "notes": (*self.steps.notes, *self.notes, *split_notes, *self._by_place(), *self._unused()),
+            "notes": (*self.notes, *split_notes, *self._by_place(), *self._unused()),
         }
 
     def _by_place(self) -> list[str]:
