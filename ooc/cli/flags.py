@@ -170,7 +170,12 @@ INGEST = [
     Flag("edge_features", "NAME=WHAT", "Edge features: edge columns (msg=f*) or npy files; repeatable.", repeat=True),
     Flag("edge_label", "COLUMN", "Label column of the edge table: classes or numbers, as --label of nodes."),
     Flag("edge_split", "COLUMN", "Split column of the edge table (train, val, test), or boolean ones."),
-    Flag("header", None, "Whether text tables start with a header line; by default detected."),
+    Flag(
+        "header",
+        None,
+        "Whether text tables start with a header line; by default detected. Without one, columns are column0, column1, ...: "
+        "sources, destinations (of nodes: ids).",
+    ),
     Flag("id_type", "auto|int|str", "Type of the ids. [auto]"),
     Flag("edge_ids", None, "Store each edge's position in the input, by which it has features (8 bytes an edge). [on]"),
     Flag("undirected", None, "Add the reverse of every edge."),

@@ -97,8 +97,6 @@ def join(
         result = put_together(out, shards, bars)
     resumed = f"; resumed after: {', '.join(result.resumed)}" if result.resumed else ""
     print(f"{out}: {result.num_nodes:,} nodes, {result.num_edges:,} edges in {result.seconds:.1f} s{resumed}")
-    for note in result.notes:
-        print(f"note: {name_flags(note)}")
 
 
 @app.command(

@@ -19,7 +19,6 @@ from ooc.config.techniques import TECHNIQUES, compared_in
 from ooc.stores.io.remote.url import store_path
 
 if TYPE_CHECKING:
-    from ooc.stores.manifest import Manifest
     from ooc.training.node_rows import WrittenRows
 
 TRAIN = flags_of_modes(classes(), without=("store", "out"), repeatable=("features", "fanout", "eval_fanout"))
@@ -58,8 +57,10 @@ def train(
     **flags: Any,
 ) -> None:
     """Train a model on a store and write the results to OUT."""
-    settings = settings_of(config, {"store": store, "out": out, **flags}, resume, allow_code)
+    from ooc.config.beforehand import check_run
 
+    settings = settings_of(config, {"store": store, "out": out, **flags}, resume, allow_code)
+    check_run(settings, starts=not resume)
     from ooc.training.watchers import terminal_watcher
 
     merge_appended(settings.store, settings.memory, settings.cache_dir, settings.cache)
@@ -103,16 +104,17 @@ def init(
 ) -> None:
     """Print a configuration with comments, for `ooc train --config`."""
     from ooc.cli.template import template
+    from ooc.config.beforehand import labelled
     from ooc.config.nodes import NodeConfig
     from ooc.stores.metadata import arrays_of, read_manifest
     from ooc.stores.remote.mirror import opened
 
     with opened(store, cache_dir, cache) as path:
         manifest = read_manifest(arrays_of(path))
-    typed, labelled = manifest.is_hetero, _labelled(manifest)
+    typed, learnable = manifest.is_hetero, labelled(manifest)
     given_none = task is None and mode is None
-    chosen = suggested(labelled, manifest.time is not None) if given_none else choice_of({"mode": mode, "task": task})
-    own = labelled.get(chosen[0], {})
+    chosen = suggested(learnable, manifest.time is not None) if given_none else choice_of({"mode": mode, "task": task})
+    own = learnable.get(chosen[0], {})
     kinds = ", ".join(f"{name}: {kind}" if name else kind for name, (kind, _) in own.items())
     splits = ", ".join(dict.fromkeys(split for _, names in own.values() for split in names)) or "none"
     about = f"{store}: {manifest.num_nodes:,} nodes, {manifest.num_edges:,} edges; task {kinds or 'none'}; splits {splits}"
@@ -120,21 +122,6 @@ def init(
     of_types = typed and trains_gnn and any(applies(each, name_of(*chosen)) for each in ("node_type", "edge_type"))
     given = {"task": chosen[0], **({"model": "rsage"} if of_types else {})}
     print(template(store, name_of(*chosen), {flag.name: flag for flag in TRAIN}, about, given), end="")
-
-
-def _labelled(manifest: "Manifest") -> dict[str, dict[str, tuple[str, list[str]]]]:
-    """Task -> name of what has labels for it -> (the labels' kind, names of the splits)."""
-    if manifest.is_hetero:
-        of: dict[str, dict[str, tuple[str, list[str]]]] = {
-            "node": {each.name: (each.task, [*each.splits]) for each in manifest.node_types if each.task},
-            "edge": {":".join(each.key): (each.task, [*each.splits]) for each in manifest.edge_types if each.task},
-        }
-        return {task: types for task, types in of.items() if types}
-    (nodes,), (edges,) = manifest.node_types, manifest.edge_types
-    found: dict[str, Any] = {"node": ("", manifest.task, nodes.splits), "edge": ("edges", edges.task, edges.splits)}
-    if manifest.graphs is not None:
-        found["graph"] = "graphs", manifest.graphs.task, manifest.graphs.splits
-    return {task: {name: (kind, [*splits])} for task, (name, kind, splits) in found.items() if kind is not None}
 
 
 @app.command(
@@ -160,9 +147,12 @@ def plan(
 
     Without --mode, modes sampled, cluster, saint and history are tried briefly, and the recommended one is planned.
     """
-    from ooc.training.registry import mode_of
+    from ooc.config.beforehand import check_run
 
     settings = settings_of(config, {"store": store, **flags})
+    check_run(settings, starts=False)
+    from ooc.training.registry import mode_of
+
     mode_of(settings).planned(settings)  # a mode without a plan is refused before the store is merged
     merge_appended(settings.store, settings.memory, settings.cache_dir, settings.cache)
     from ooc.training.verbs import plan_of
@@ -230,6 +220,9 @@ def compare(
 @app.command(cls=Verb, rich_help_panel=RUNS, epilog="ooc report runs/sage")
 def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")]) -> None:
     """Write RUN/report.html: curves, stage times, memory and I/O."""
+    from ooc.config.beforehand import check_is_run
+
+    check_is_run(run)
     from ooc.report.page import write_report
 
     print(write_report(run))
@@ -368,6 +361,9 @@ def rank(
 
 def _layer_by_layer(verb: str, run: Path, store: Path, out: Path, **settings: Any) -> "WrittenRows":
     """Carry out a verb that computes outputs of a run, with progress; by all processes that torchrun has started."""
+    from ooc.config.beforehand import check_outputs
+
+    check_outputs(run, store)
     import ooc
     from ooc.training.watchers import StepBars
 

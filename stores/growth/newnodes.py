@@ -34,6 +34,7 @@ from ooc.stores.ingest.ids import EdgeColumns, EdgeScan
 from ooc.stores.ingest.inputs import Inputs
 from ooc.stores.ingest.labels import LabelKind
 from ooc.stores.ingest.node_inputs import NodeInputs
+from ooc.stores.ingest.sources import STAGED_ROWS
 from ooc.stores.ingest.times import TimeColumn, time_column
 from ooc.stores.manifest import IdKind, NodeType
 
@@ -120,8 +121,20 @@ class NewNodes:
                 self._settle_rows(ends)
         missing = [name for name in self._needed if name not in self.held.names]
         if self.count and missing:
-            new = f"{self.count} new nodes{self.part.of}"
-            raise InputError(f"{new} have no row of {', '.join(missing)}: give one each, by `features` or `x_cols`")
+            new = f"1 new node{self.part.of} has" if self.count == 1 else f"{self.count} new nodes{self.part.of} have"
+            lack = f"{new} no row of {', '.join(missing)}{self._first_new()}"
+            raise InputError(f"{lack}: give each one, by `features` or `x_cols`, or correct ids that are meant to be there")
+
+    def _first_new(self) -> str:
+        """Where the first new node is in the table, in words; "" without a table."""
+        table = self.table
+        if table is None:
+            return ""
+        for first in range(0, table.rows, STAGED_ROWS):
+            new = np.flatnonzero(self._rows(first, min(first + STAGED_ROWS, table.rows)) >= self.now)
+            if len(new):
+                return f", the first in {table.where(first + int(new[0]))}"
+        return ""
 
     def _look_at_table(self) -> None:
         """Find the row of each node of the table; new ones get theirs."""

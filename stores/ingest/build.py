@@ -347,6 +347,7 @@ class _Build:
         split_notes = [f"{note}{node.of}" for node in self.nodes.values() for note in node.made["split"]["notes"]]
         split_notes += [note for edges in self.edges.values() for note in edges.notes]
         split_notes += [] if self.graphs is None else self.graphs.splits()["notes"]
+        below_zero = [note for edges in self.edges.values() for note in edges.below_zero()]
         return {
             "path": self.spec.out,
             "num_nodes": manifest.num_nodes,
@@ -356,7 +357,7 @@ class _Build:
             "partition": partition,
             "shard": self.spec.shard,
             "num_graphs": None if manifest.graphs is None else manifest.graphs.count,
-            "notes": (*self.steps.notes, *self.notes, *split_notes, *self._by_place(), *self._unused()),
+            "notes": (*self.notes, *split_notes, *below_zero, *self._by_place(), *self._unused()),
         }
 
     def _by_place(self) -> list[str]:

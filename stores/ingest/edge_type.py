@@ -84,6 +84,16 @@ class EdgeTypeIngest:
         """Names of the columns that a slot has besides its source."""
         return [*(["edge_id"] if self.spec.edge_ids else []), *self.columns.rest]
 
+    def below_zero(self) -> list[str]:
+        """Say that ids below 0 are nodes, where no table lists the nodes: elsewhere -1 often is none."""
+        ends = ((self.source, self.columns.src, self.scan.src), (self.target, self.columns.dst, self.scan.dst))
+        found = [(column, end.low) for node, column, end in ends if node.mapped and node.inputs.nodes is None and end.low < 0]
+        if not found:
+            return []
+        column, low = found[0]
+        what = f"{self.table.shown} has ids below 0, such as {low} in {column}, which are nodes like others"
+        return [f"{what}: leave such edges out if they mean none, or list the nodes, and give `drop_missing=True`"]
+
     def check(self, many: bool) -> None:
         """Check that features, labels and splits fit, before the long work starts; `many`: whether there are many graphs."""
         self.features.check()

@@ -136,7 +136,12 @@ def id_kind(duck: Duck, table: Table, columns: list[str], asked: str, what: str 
     for column in columns:
         found = table.columns[column]
         if found not in INT_TYPES | TEXT_TYPES:
-            raise InputError(f"{table.shown} column {column!r} holds {found}: {what} are whole numbers or text")
+            kind = (
+                "int64 (in pandas Int64, where some are missing)"
+                if found in ("float", "double", "halffloat")
+                else "int64 or text"
+            )
+            raise InputError(f"{table.shown} column {column!r} holds {found}: {what} are whole numbers or text; make it {kind}")
     if asked == "str":
         return "str"
     texts = [column for column in columns if table.columns[column] in TEXT_TYPES]

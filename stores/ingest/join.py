@@ -100,9 +100,9 @@ def join(out: Path | str, shards: Sequence[Path | str], progress: Progress | Non
         raise
     finally:
         steps.close(keep)
-    seconds, resumed, notes = time.perf_counter() - begin, tuple(steps.resumed), tuple(steps.notes)
+    seconds, resumed = time.perf_counter() - begin, tuple(steps.resumed)
     counts = manifest.num_nodes, manifest.num_edges
-    return IngestResult(out, *counts, seconds=seconds, resumed=resumed, notes=notes)
+    return IngestResult(out, *counts, seconds=seconds, resumed=resumed)
 
 
 def _in_order(parts: Sequence[_Part]) -> list[_Part]:

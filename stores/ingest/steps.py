@@ -10,13 +10,14 @@ import fcntl
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from typing import Any
 
-from ooc.stores.errors import StoreError
+from ooc.stores.errors import OocWarning, StoreError
 from ooc.stores.io.atomic import disk_errors, partial_path, write_file
 from ooc.stores.io.working import JOURNAL, LOCK, SPILL, STAGE, STORE, clear, remove, remove_emptied
 
@@ -33,9 +34,9 @@ def fingerprint(settings: str, files: Iterable[Path]) -> str:
 class Steps:
     """The working directory of one ingest, `<out>.partial`, and its journal. One process at a time (a lock).
 
-    `store` becomes the published store, `stage` has intermediate tables, `spill` the engine's files; `notes` says if finished
-    steps of an earlier attempt could not be used. Raises StoreError if the directory is in use or not an ingest's, or the disk
-    refuses.
+    `store` becomes the published store, `stage` has intermediate tables, `spill` the engine's files. Finished steps of an
+    earlier attempt that cannot be used are discarded with a warning. Raises StoreError if the directory is in use or not an
+    ingest's, or the disk refuses.
 
     >>> steps = Steps(out, fingerprint("settings", files))
     >>> steps.run("scan", lambda: {"edges": 12})  # on a second run: the result, without the work
@@ -47,7 +48,6 @@ class Steps:
         # Absolute, as pyarrow takes a relative path with a colon for a URI.
         self.store, self.stage, self.spill = (self.root.absolute() / name for name in (STORE, STAGE, SPILL))
         self.resumed: list[str] = []
-        self.notes: list[str] = []
         self._label = ""
         self._key = key
         self._lock = self._take(out)
@@ -117,16 +117,19 @@ class Steps:
             same, done = False, {}  # no finished step
         except (ValueError, KeyError, TypeError):
             same, done = False, {}
-            self.notes.append(f"began anew: {self.root / JOURNAL}, which records an interrupted ingest's steps, is damaged")
+            self._discards(f"{self.root / JOURNAL}, which records what it had finished, is damaged")
         if not self.store.is_dir():
             same, done = False, {}  # published, but killed before the rest was removed
         if same:
             return done
         if done:
-            why = "was for other settings or input files than these"
-            self.notes.append(f"began anew: an interrupted ingest, which had finished {', '.join(done)}, {why}")
+            self._discards(f"it had other settings or input files than these, and had finished {', '.join(done)}")
         clear(self.root)
         return {}
+
+    def _discards(self, why: str) -> None:
+        """Say that work is lost, before it is removed: what comes may fail, and a result would then not say so."""
+        warnings.warn(f"an interrupted ingest in {self.root} is discarded: {why}", OocWarning, stacklevel=2)
 
     def _write(self) -> None:
         text = json.dumps({"fingerprint": self._key, "done": self._done}, indent=1)

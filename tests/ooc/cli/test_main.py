@@ -187,7 +187,7 @@ def test_bad_settings_are_one_line(make_store: MakeStore, tmp_path: Path, capsys
     run.mkdir()
     assert "exists already" in fails(capsys, "train", store, "--out", run)
     assert "not a run" in fails(capsys, "report", run)
-    assert "not a run" in fails(capsys, "report", tmp_path / "absent")
+    assert "there is no run in" in fails(capsys, "report", tmp_path / "absent")
     assert "No such command" in fails(capsys, "trian")
     assert "not a store" in fails(capsys, "info", tmp_path)
     assert "row 999" in fails(capsys, "info", store, "--id", 999)
@@ -206,6 +206,39 @@ def test_an_unknown_option_names_what_may_be_meant(
     capsys: pytest.CaptureFixture[str], verb: str, given: str, says: str
 ) -> None:
     assert fails(capsys, verb, "a.ooc", given, 3).partition(" (see ")[0] == f"ooc: error: {says}"
+
+
+def test_a_run_that_cannot_be_is_refused_before_torch_is_imported(make_store: MakeStore, tmp_path: Path) -> None:
+    store, there, file = make_store(), tmp_path / "there", tmp_path / "file"
+    there.mkdir()
+    file.touch()
+    without = tmp_path / "without.ooc"
+    np.save(tmp_path / "e.npy", np.zeros((2, 3), int))
+    np.save(tmp_path / "y.npy", np.array([0, 1]))
+    assert (
+        main(["ingest", str(without), "--edges", f"{tmp_path}/e.npy", "--num-nodes", "2", "--labels", f"{tmp_path}/y.npy"]) == 0
+    )
+    remedy = "draw splits by `ooc split` with --random-split 0.6,0.2,0.2, or ingest with --split"
+    commands: list[tuple[list[object], str]] = [
+        (["train", tmp_path / "absent", "--out", tmp_path / "r"], f"there is no store at {tmp_path}/absent"),
+        (["plan", tmp_path], f"{tmp_path} is not a store"),
+        (["train", store, "--out", there], f"{there} exists already and is no run: choose another --out"),
+        (["train", store, "--out", file], f"{file} exists already and is no run: choose another --out"),
+        (["train", without, "--out", tmp_path / "r"], f"has no split 'train' to train on (it has: none): {remedy}"),
+        (
+            ["train", store, "--out", tmp_path / "r", "--train-split", "x"],
+            "(it has: train, val, test): name another one as --train-split",
+        ),
+        (["infer", store, "--checkpoint", there, "--out", file], f"{there} is not a run of `ooc train`"),
+        (["infer", store, "--checkpoint", tmp_path / "r", "--out", file], f"there is no run in {tmp_path}/r"),
+        (["report", there], f"{there} is not a run of `ooc train`"),
+    ]
+    listed = [[str(word) for word in command] for command, _ in commands]
+    code = f"import sys; from ooc.cli.main import main; print(*map(main, {listed!r}), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2"] * len(commands) + ["False"]
+    for line, (_, words) in zip(done.stderr.splitlines(), commands, strict=True):
+        assert words in line
 
 
 def test_bad_ingest_settings_are_one_line(arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:

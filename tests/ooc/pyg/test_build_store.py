@@ -218,9 +218,38 @@ def test_ingest_takes_arrays_of_any_kind(tmp_path: Path, x: Any) -> None:
         np.testing.assert_array_equal(edges_of(ds), EDGES)
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"nodes": pd.DataFrame({"id": [0, 0], "f": [1.0, 2.0]})}, r"^nodes \(DataFrame\) row 1: id 0 stands there already"),
+        (
+            {"edges": pd.DataFrame({"src": [10], "dst": [7]})},
+            r"^edges \(DataFrame\) row 0: dst 7 is not in nodes \(DataFrame\)",
+        ),
+        ({"edges": np.zeros((3, 3), int)}, r"^edges \(ndarray\) holds int64 \[3, 3\]"),
+        ({"features": {"z": np.zeros(3)}}, r"^features\['z'\] \(ndarray\) has 3 rows"),
+        ({"features": {"z": np.array(["a", "b"])}}, r"^features\['z'\] is an array of <U1"),
+    ],
+)
+def test_a_fault_in_a_frame_or_an_array_names_the_argument(tmp_path: Path, changed: dict[str, Any], words: str) -> None:
+    edges, nodes = pd.DataFrame({"src": [10], "dst": [11]}), pd.DataFrame({"id": [10, 11], "f": [1.0, 2.0]})
+    with pytest.raises(InputError, match=words):
+        ooc.ingest(tmp_path / "s.ooc", **{"edges": edges, "nodes": nodes, **changed})
+
+
+def test_a_fault_in_a_frame_of_a_type_names_the_type(tmp_path: Path) -> None:
+    users = pd.DataFrame({"id": ["u", "u"]})
+    with pytest.raises(InputError, match=r"^nodes\['user'\] \(DataFrame\) row 1: id 'u' stands there already"):
+        ooc.ingest(
+            tmp_path / "s.ooc",
+            nodes={"user": users},
+            edges={("user", "likes", "user"): pd.DataFrame({"src": ["u"], "dst": ["u"]})},
+        )
+
+
 def test_ingest_refuses_what_is_no_array(tmp_path: Path) -> None:
     words = {"labels": pd.Series(["a"] * N)}, {"labels": ["a"] * N}, {"features": {"x": {1: 2}}}, {"train": 3}
-    kinds = "labels is an array of object", "labels is an array of <U1", "features-x is a dict", "train is a int"
+    kinds = "labels is an array of object", "labels is an array of <U1", r"features\['x'\] is a dict", "train is a int"
     for given, kind in zip(words, kinds, strict=True):
         with pytest.raises(InputError, match=f"^{kind}: give an array of numbers"):
             ooc.ingest(tmp_path / "s.ooc", edges=EDGES, num_nodes=N, **given)

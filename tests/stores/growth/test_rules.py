@@ -217,7 +217,12 @@ def test_edges_are_checked_as_an_ingest_checks_them(tmp_path: Path, name: str) -
 BAD_NODES: dict[str, tuple[list[int], dict[str, Any], dict[str, Any], str]] = {
     "a gap": ([6, 8], {}, {"x_cols": "f*"}, "row 1: id 8 is out of range: 2 new nodes are 6 to 7"),
     "twice": ([6, 6], {}, {"x_cols": "f*"}, "id 6 stands there already"),
-    "no features": ([6, 7], {}, {"label": "y"}, "2 new nodes have no row of x"),
+    "no features": (
+        [2, 6, 7],
+        {},
+        {"label": "y"},
+        "2 new nodes have no row of x, the first in .*new.parquet row 1: give",
+    ),
     "a class": ([6, 7], {"y": [1, 3]}, {"x_cols": "f*", "label": "y"}, "label 3.* is none of 0..2"),
     "a split": ([6, 7], {"split": ["train", "spare"]}, {"x_cols": "f*", "split": "split"}, "row 1: split is 'spare'"),
     "words": ([6, 7], {"f1": ["1", "one"]}, {"x_cols": "f*"}, "f1.* holds string"),

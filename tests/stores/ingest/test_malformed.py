@@ -223,6 +223,30 @@ def test_an_id_beyond_64_bits(tmp_path: Path) -> None:
             ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.csv")))
 
 
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (np.array([0, np.nan]), r"'src' holds double: node ids are whole numbers or text; make it int64 \(in pandas Int64"),
+        ([True, False], "'src' holds bool: node ids are whole numbers or text; make it int64 or text$"),
+    ],
+)
+def test_ids_of_another_type_say_what_to_make_of_them(tmp_path: Path, column: Any, words: str) -> None:
+    pq.write_table(pa.table({"src": column, "dst": [0, 1]}), tmp_path / "e.parquet")
+    with pytest.raises(InputError, match=words):
+        ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.parquet")))
+
+
+def test_ids_below_zero_are_nodes_and_said(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("0,1\n1,-1\n2,0\n")
+    (tmp_path / "n.csv").write_text("id\n-1\n0\n1\n2\n")
+    given: dict[str, Any] = {"edges": str(tmp_path / "e.csv")}
+    (note,) = ingest(IngestSpec(out=tmp_path / "s.ooc", **given)).notes
+    assert "e.csv has ids below 0, such as -1 in column1, which are nodes like others" in note
+    assert not ingest(IngestSpec(out=tmp_path / "listed.ooc", nodes=str(tmp_path / "n.csv"), **given)).notes
+    dropped = ingest(IngestSpec(out=tmp_path / "dropped.ooc", num_nodes=3, drop_missing=True, **given))
+    assert (dropped.num_nodes, dropped.dropped, dropped.notes) == (3, {"missing": 1}, ())
+
+
 def test_features_of_one_dimension_are_one_column(tmp_path: Path) -> None:
     np.save(tmp_path / "e.npy", EDGES)
     np.save(tmp_path / "x.npy", np.arange(3, dtype=np.float32))

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ooc.stores.dataset import Dataset
-from ooc.stores.errors import InputError, StoreError
+from ooc.stores.errors import InputError, OocWarning, StoreError
 from ooc.stores.ingest import IngestSpec, ingest
 from ooc.stores.ingest.steps import Steps
 from ooc.stores.integrity import verify
@@ -168,17 +168,18 @@ def test_changed_input_begins_anew_and_says_so(tmp_path: Path, edges: str) -> No
     spec = IngestSpec(out=tmp_path / "s.ooc", edges=edges)
     interrupt(spec)
     table(Path(edges), src=[0, 1, 5], dst=[1, 2, 3])
-    result = ingest(spec)
-    assert (result.num_edges, result.resumed) == (3, ())
-    (note,) = result.notes
-    assert "had finished gather, scan, ids, was for other settings or input files" in note
+    with pytest.warns(
+        OocWarning, match="discarded: it had other settings or input files than these, and had finished gather, scan, ids"
+    ):
+        result = ingest(spec)
+    assert (result.num_edges, result.resumed, result.notes) == (3, (), ())
 
 
 def test_changed_settings_begin_anew_and_say_so(tmp_path: Path, edges: str) -> None:
     interrupt(IngestSpec(out=tmp_path / "s.ooc", edges=edges))
-    result = ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, undirected=True))
+    with pytest.warns(OocWarning, match=r"an interrupted ingest in .*s\.ooc\.partial is discarded"):
+        result = ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges, undirected=True))
     assert (result.num_edges, result.resumed) == (4, ())
-    assert result.notes[0].startswith("began anew: an interrupted ingest, which had finished gather, scan, ids,")
     assert not (tmp_path / "s.ooc.partial").exists()
 
 
@@ -204,9 +205,16 @@ def test_equal_settings_resume_without_a_note(tmp_path: Path, edges: str) -> Non
 def test_a_damaged_journal_is_told_of(tmp_path: Path, edges: str) -> None:
     partial = interrupt(IngestSpec(out=tmp_path / "s.ooc", edges=edges))
     (partial / "steps.json").write_text("{")
-    result = ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges))
+    with pytest.warns(OocWarning, match="discarded: .*steps.json, which records what it had finished, is damaged"):
+        result = ingest(IngestSpec(out=tmp_path / "s.ooc", edges=edges))
     assert (result.num_edges, result.resumed) == (2, ())
-    assert result.notes[0].endswith("steps, is damaged")
+
+
+def test_what_is_discarded_is_said_where_the_next_ingest_fails(tmp_path: Path, edges: str) -> None:
+    spec = IngestSpec(out=tmp_path / "s.ooc", edges=edges)
+    interrupt(spec)
+    with pytest.warns(OocWarning, match="is discarded"), pytest.raises(InputError):
+        ingest(spec.model_copy(update={"src": "nope"}))
 
 
 @pytest.mark.parametrize("names", [["thesis.txt"], ["lock"], ["steps.json"], ["store/x", "stage/y"]])

@@ -33,6 +33,10 @@ def test_a_message_is_one_of_the_code(message: str) -> None:
     assert any(words.search(text) for text in strings()), f"no message of the code reads {message!r}"
 
 
+def test_a_blank_line_is_before_every_heading() -> None:
+    assert re.findall(r"[^\n]\n#+ .*", PAGE) == []
+
+
 def test_every_message_has_a_cause_and_a_remedy() -> None:
     assert len(MESSAGES) > 15
     for part in PAGE.split("\n### ")[1:]:
