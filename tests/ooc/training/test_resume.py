@@ -106,7 +106,7 @@ def test_settings_that_were_refused_are_not_those_of_the_next_resume(
     train(configure(store, out, evaluate="layerwise", max_steps=3))
     before = (out / "config.json").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(sweepshape, "ALLOWED", 2**50)
+        patch.setattr(sweepshape, "AHEAD", 2**50)
         with pytest.raises(BudgetError, match="are left for a pass"):
             train(configure(store, out, evaluate="layerwise", max_steps=5, memory=tight()), resume=True)
     assert (out / "config.json").read_bytes() == before
