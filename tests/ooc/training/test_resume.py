@@ -136,6 +136,30 @@ def test_a_run_can_be_extended(make_store: MakeStore, tmp_path: Path) -> None:
     assert curve(short.out) == curve(tmp_path / "whole")
 
 
+@pytest.mark.parametrize(
+    ("began", "resumed", "words"),
+    [
+        ({"epochs": 2}, {"epochs": 1}, "2 epochs are trained; resume it with more than 2 epochs to go on"),
+        ({"max_steps": 3}, {"max_steps": 2}, "3 steps are trained; resume it with max_steps above 3 to go on"),
+        (
+            {"patience": 2, "lr": 1e-12, "epochs": 9},
+            {},
+            "2 evaluations did not improve; resume it with patience above 2 to go on",
+        ),
+    ],
+)
+def test_a_run_with_nothing_left_to_train_says_how_to_go_on(
+    make_store: MakeStore, tmp_path: Path, began: dict[str, Any], resumed: dict[str, Any], words: str
+) -> None:
+    config, notes = configure(make_store(), tmp_path / "run", **began), Notes()
+    train(config, watcher=notes)
+    assert not any("nothing is left" in text for text in notes.all)
+    before = curve(config.out)
+    train(config.model_copy(update=resumed), resume=True, watcher=notes)
+    assert f"nothing is left to train in {config.out}: {words}" in notes.all
+    assert curve(config.out) == before
+
+
 def test_resume_against_something_else_is_refused_and_touches_nothing(make_store: MakeStore, tmp_path: Path) -> None:
     store = make_store()
     config = configure(store, tmp_path / "run")
