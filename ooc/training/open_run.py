@@ -22,6 +22,7 @@ from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.io.working import scratch_folder
+from ooc.stores.jit import COMPILATIONS
 from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import checkpoint
 from ooc.training.build import takes_floats
@@ -53,6 +54,8 @@ def open_run(
         if not ranks.first:
             own = opened.enter_context(scratch_folder(checkpoint.nearest_folder(config.out), f"ooc-rank-{ranks.rank}"))
             config, watchers, resume = config.model_copy(update={"out": own / "run"}), Watchers([]), False
+        if watchers.all:
+            opened.enter_context(COMPILATIONS.noted(watchers.note))
         run_dir = opened.enter_context(kept_if_saved(checkpoint.RunDir(config.out, resume)))
         limit = None if config.memory is None else parse_bytes(config.memory, "memory")
         blocks = opened.enter_context(shared_blocks(ranks, limit))
