@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +37,8 @@ except ImportError:
 F = TypeVar("F", bound=Callable[..., object])
 UNUSED_DAYS = 60
 """Compiled code that nobody has loaded for so long is removed"""
+_QUIET_SECONDS = 1.0
+"""of compiling, of which nobody is told"""
 _DAY = 86_400
 _CHECKSUM = hashlib.sha256().digest_size
 _OWN_FOLDER = re.compile(r"numba-[0-9a-f]{16}")
@@ -56,11 +58,40 @@ def cache_folder() -> Path:
 class Compilations:
     """Kernels that this process has compiled and kept, so that no process after it does.
 
-    count: how many.
+    count: how many. A new machine compiles for half a minute, of which somebody may be told.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self._seconds = 0.0
+        self._note: Callable[[str], None] | None = None
+
+    @contextlib.contextmanager
+    def noted(self, note: Callable[[str], None]) -> Iterator[None]:
+        """Call `note` once with a line, if kernels are compiled in the block: at once where none are kept yet, else when they
+        have taken a second."""
+        before, self._note, self._seconds = self._note, note, 0.0
+        try:
+            yield
+        finally:
+            self._note = before
+
+    def begin(self) -> None:
+        """A kernel is compiled now."""
+        if self._note is not None and next(cache_folder().glob("*.kernel"), None) is None:
+            self._say()
+
+    def end(self, seconds: float) -> None:
+        """A kernel is compiled, and kept."""
+        self.count += 1
+        self._seconds += seconds
+        if self._seconds > _QUIET_SECONDS:
+            self._say()
+
+    def _say(self) -> None:
+        note, self._note = self._note, None
+        if note is not None:
+            note("compiling kernels, which is done once on a machine ...")
 
 
 COMPILATIONS = Compilations()
@@ -73,7 +104,7 @@ class KernelCache(NullCache):  # type: ignore[misc]
     """
 
     def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
+        self._kernel, self._since = kernel, 0.0
 
     @property
     def cache_path(self) -> str:
@@ -85,12 +116,12 @@ class KernelCache(NullCache):  # type: ignore[misc]
         target_context.refresh()
         path = self._path(sig, target_context.codegen())
         data = None if path is None else _read(path)
-        if data is None:
-            return None
-        try:
-            return CompileResult._rebuild(target_context, *pickle.loads(data))
-        except Exception:  # whatever cannot be loaded is compiled again
-            return None
+        if data is not None:
+            with contextlib.suppress(Exception):  # whatever cannot be loaded is compiled again
+                return CompileResult._rebuild(target_context, *pickle.loads(data))
+        COMPILATIONS.begin()
+        self._since = time.monotonic()
+        return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep numba's result, if it has no address of this process in it."""
@@ -100,7 +131,7 @@ class KernelCache(NullCache):  # type: ignore[misc]
         with contextlib.suppress(Exception):  # whatever cannot be written is compiled again
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, dumps(data._reduce()))
-            COMPILATIONS.count += 1
+            COMPILATIONS.end(time.monotonic() - self._since)
         remove_unused(path.parent)
 
     def _path(self, sig: Any, codegen: Any) -> Path | None:

@@ -1,6 +1,8 @@
 """What Ctrl-C says of a verb: how to continue."""
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,14 @@ def unless_whole(out: Path) -> Callable[[], str]:
 def writes_here() -> bool:
     """Whether this is the process, of those that torchrun has started, that prints what all of them did."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def say_results(*lines: str) -> None:
+    """Print what a verb has done, of several processes by the first one. It stands, so Ctrl-C changes nothing any more."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # `ooc.cli.main` sets it back
+    if writes_here():
+        print(*lines, sep="\n")
 
 
 class Interrupted(OocError):

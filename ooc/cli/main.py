@@ -26,17 +26,16 @@ INTERRUPTED = 130
 @contextmanager
 def interrupts_in_one_line() -> Iterator[None]:
     """End the process at once on Ctrl-C during an import, where the exception could surface as another one or a traceback."""
-    handled_here = (
-        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
-    if not handled_here:
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
         yield
         return
-    signal.signal(signal.SIGINT, _on_interrupt)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _on_interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)
 
 
 def _on_interrupt(number: int, frame: FrameType | None) -> None:
@@ -53,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stderr is None:  # closed by the caller: `2>&-`
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the whole process
     with interrupts_in_one_line(), _warnings_in_one_line():
-        return _outcome(arguments)
+        code = _outcome(arguments)
+    if arguments is None and code == 0 and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends, and what it did stands
+    return code
 
 
 @contextmanager

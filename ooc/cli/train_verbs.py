@@ -11,7 +11,7 @@ import typer
 from ooc.cli.app import RUNS, CacheDirOption, CacheOption, StoreArgument, app, merge_appended
 from ooc.cli.flags import flags_of_modes, with_flags
 from ooc.cli.help import Verb, verb
-from ooc.cli.interrupted import RUN_AGAIN, after_ctrl_c, writes_here
+from ooc.cli.interrupted import RUN_AGAIN, after_ctrl_c, say_results
 from ooc.cli.messages import name_flags
 from ooc.config import topics
 from ooc.config.modes import applies, choice_of, classes, name_of, settings_of, suggested
@@ -77,9 +77,7 @@ def train(
     out = summary["config"]["out"]
     count = summary["total_steps"]
     steps = f"{out}: {count} step{'s' * (count != 1)}; `ooc report {out}` writes a report"
-    if not writes_here():
-        return
-    print(*map(name_flags, score_lines(summary)), steps, sep="\n")
+    say_results(*map(name_flags, score_lines(summary)), steps)
 
 
 @app.command(
@@ -213,8 +211,9 @@ def compare(
     with after_ctrl_c(RUN_AGAIN), StepBars() as bars:
         trials = run(settings, techniques=techniques, seeds=seeds, progress=bars)
     console = Console(highlight=False)
+    page = write_comparison(settings.out, settings.store, trials, seeds)
     console.print(comparison_table(trials, console.width))
-    print(*map(name_flags, refusals(trials)), write_comparison(settings.out, settings.store, trials, seeds), sep="\n")
+    say_results(*map(name_flags, refusals(trials)), f"{page}")
 
 
 @app.command(cls=Verb, rich_help_panel=RUNS, epilog="ooc report runs/sage")
@@ -225,7 +224,7 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of
     check_is_run(run)
     from ooc.report.page import write_report
 
-    print(write_report(run))
+    say_results(f"{write_report(run)}")
 
 
 CheckpointOption = Annotated[Path, typer.Option("--checkpoint", metavar="RUN", help="Directory of a run of `ooc train`.")]
@@ -292,7 +291,7 @@ def infer(
     result = _layer_by_layer("infer", checkpoint, store, out, memory=memory, engine=engine, **options)
     kind, each = ("answer", " each") if top is not None else ("model output", "")
     outputs = f"{result.columns} {kind}{'s' * (result.columns != 1)}{each}"
-    _say(f"{result.path}: {result.rows:,} {result.of}, {outputs}; {result.moved}")
+    say_results(f"{result.path}: {result.rows:,} {result.of}, {outputs}; {result.moved}")
 
 
 @app.command(
@@ -322,7 +321,7 @@ def embed(
     options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads, "device": device}
     options |= {"layer": layer, "node_type": node_type, "cache_dir": cache_dir, "cache": cache}
     result = _layer_by_layer("embed", checkpoint, store, out, memory=memory, engine=engine, **options)
-    _say(f"{result.path}/x: {result.rows:,} nodes x {result.columns}; {result.moved}")
+    say_results(f"{result.path}/x: {result.rows:,} nodes x {result.columns}; {result.moved}")
 
 
 @app.command(
@@ -356,7 +355,7 @@ def rank(
     options: dict[str, Any] = {"model_class": model, "allow_code": allow_code, "verify_reads": verify_reads}
     options |= {"device": device, "k": k, "sources": sources, "cache_dir": cache_dir, "cache": cache}
     result = _layer_by_layer("rank", checkpoint, store, out, memory=memory, engine=engine, **options)
-    _say(f"{result.path}: the best {result.columns} of {result.rows:,} sources; {result.moved}")
+    say_results(f"{result.path}: the best {result.columns} of {result.rows:,} sources; {result.moved}")
 
 
 def _layer_by_layer(verb: str, run: Path, store: Path, out: Path, **settings: Any) -> "WrittenRows":
@@ -372,9 +371,3 @@ def _layer_by_layer(verb: str, run: Path, store: Path, out: Path, **settings: An
         units = {"graphs": "graphs", "edges": "edges", "ranking": "sources"}
         settings["progress"] = lambda what, done, total: bars(what, done, total, units.get(what, "nodes"))
         return cast("WrittenRows", getattr(ooc, verb)(run, store, out, all_ranks=True, **settings))
-
-
-def _say(line: str) -> None:
-    """Print a line, of several processes the first one."""
-    if writes_here():
-        print(line)

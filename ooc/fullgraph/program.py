@@ -16,7 +16,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Literal
 
-from ooc.layerwise.pass_plan import FEATURES, ModelShape, Op, ValueRef, cell_rows, layer_op
+from ooc.layerwise.pass_plan import FEATURES, ModelShape, Op, ValueRef, layer_op, summed_rows
 
 
 class TensorPlacement(StrEnum):
@@ -69,7 +69,7 @@ class Value:
 @dataclass(frozen=True)
 class Program:
     """A training step. num_nodes: whose rows any op computes; itemsize: bytes of a number; cell_rows: ranges of destinations
-    are multiples of it, but the last."""
+    are multiples of it, but the last; all nodes, the halo's too, where they are fewer than a cell of the edges' grid."""
 
     num_nodes: int
     num_edges: int
@@ -205,7 +205,7 @@ def build(shape: ModelShape, on_gpu: bool = False, shared: bool = False, compres
     builder = _Builder(shape, on_gpu, shared, compresses)
     forward, backward = builder.forward(), builder.backward()
     values = builder.values((*forward, *backward))
-    return Program(shape.computed(0), shape.num_edges, shape.itemsize, cell_rows(shape), values, forward, backward)
+    return Program(shape.computed(0), shape.num_edges, shape.itemsize, summed_rows(shape), values, forward, backward)
 
 
 class _Builder:

@@ -30,12 +30,12 @@ from ooc.layerwise.io_stats import IoStats
 from ooc.layerwise.layerwise_pass import Progress
 from ooc.layerwise.pass_plan import CHUNK_ROWS, ModelShape
 from ooc.layerwise.shape import (
-    ALLOWED,
     besides_bytes,
     check_hub,
     device_of,
     gather_ranges,
     hidden_norms,
+    least_bytes,
     over_rows,
     parts_of,
     room_in,
@@ -44,7 +44,7 @@ from ooc.layerwise.shape import (
 from ooc.models.dropout import DropoutKeys
 from ooc.models.quantization import Compression
 from ooc.runtime.memory import Tidy, keep_large_blocks
-from ooc.runtime.memory_plan import DEVICE_RANGES_SHARE, MemoryPlan, gathered_share, plan_memory
+from ooc.runtime.memory_plan import DEVICE_RANGES_SHARE, GATHERED_SHARE, MemoryPlan, gathered_share, plan_memory
 from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError
@@ -58,7 +58,7 @@ _UNMEASURED = 2
 
 def chunk_bytes(shape: ModelShape) -> int:
     """Memory of a chunk's activations and gradients (measured), where it is computed."""
-    return 16 * CHUNK_ROWS * shape.itemsize * shape.widest
+    return 8 * shape.chunk_rows * shape.itemsize * shape.chunk_columns
 
 
 def backward_bytes(shape: ModelShape) -> int:
@@ -130,9 +130,11 @@ class FullGraph:
         besides = part.nbytes + besides_bytes(self.shape, dataset.graph) + backward_bytes(self.shape)
         for layer, lists in enumerate(part.lists or []):
             besides += halo.kept_bytes(lists, *self.program.exchanged_bytes(layer))
-        if room is None:  # `besides` has the graph's pointers and what libraries allocate, which the budget took off already
-            left, most = besides - self.budget.topology - ALLOWED, self.budget.memory
-            room = room_in(self.whole, left, "exact training", budget=self.budget)
+        if room is None:
+            most = self.budget.memory
+            under_way = besides - self.budget.topology  # it has the graph's pointers, which the budget took off already
+            least = least_bytes(dataset.graph, self.shape, GATHERED_SHARE)
+            room = room_in(self.whole, under_way, "exact training", least, budget=self.budget)
         else:
             most = resident_bytes()[0] + room + besides
         self.room = room
@@ -165,8 +167,8 @@ class FullGraph:
     def _check_room(self) -> None:
         """Whether memory holds what is computed together: the largest hub, and all rows of a layer with a norm inside."""
         graph, memory = self.dataset.graph, min(gathered_share(self.room), self._ranges)
-        check_hub(graph, self.shape, gathered_share(self.room))
-        check_hub(graph, self.shape, self._ranges, gpu_share=DEVICE_RANGES_SHARE)
+        check_hub(graph, self.shape, gathered_share(self.room), GATHERED_SHARE)
+        check_hub(graph, self.shape, self._ranges, DEVICE_RANGES_SHARE, "GPU memory")
         for index, (layer, shape) in enumerate(zip(self._parts[1], self.shape.layers, strict=True)):
             found = hidden_norms(layer)
             if not found:

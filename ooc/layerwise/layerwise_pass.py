@@ -27,7 +27,7 @@ from ooc.layerwise.ops import LayerModules, LayerObserver
 from ooc.layerwise.pass_notes import PassNotes, PassStart, start_of
 from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerwisePlan, Op, forward_ops, plan_layerwise, ram_bytes
 from ooc.layerwise.row_files import Files, PassStore
-from ooc.layerwise.shape import besides_bytes, check_hub, over_rows, parts_of, room_in, shape_of
+from ooc.layerwise.shape import besides_bytes, check_hub, least_bytes, over_rows, parts_of, room_in, shape_of
 from ooc.loading.feature_cache import registry_of
 from ooc.models.dropout import DropoutKeys
 from ooc.models.layers import evaluating
@@ -94,7 +94,9 @@ class LayerwisePass:
         if room is not None:
             return room
         besides = besides_bytes(self.shape, dataset.graph)
-        return room_in(dataset, besides, "a pass over all nodes", memory, beside, budget)
+        return room_in(
+            dataset, besides, "a pass over all nodes", least_bytes(dataset.graph, self.shape), memory, beside, budget
+        )
 
     def _planned(self, in_memory: bool) -> LayerwisePlan:
         """The plan. in_memory: whether there is no folder."""

@@ -196,6 +196,17 @@ class ModelShape:
         return self.computed(ref.layer + (ref.role in ("sums", "pre_norm")))
 
     @property
+    def chunk_rows(self) -> int:
+        """Rows that are computed together at most: those of a chunk, or of all nodes, the halo's too."""
+        return min(CHUNK_ROWS, self.num_nodes + self.halo)
+
+    @property
+    def chunk_columns(self) -> int:
+        """Columns of the rows of a chunk that one op reads and makes, at most."""
+        first = self.x_width + sum(map(self.columns, self.made(0))) if self.mapped else 0
+        return max([first, self.layers[-1].out + self.out, *[layer.width + layer.out for layer in self.layers]])
+
+    @property
     def widest(self) -> int:
         """Columns of its widest rows."""
         return max([self.x_width, self.encoded, self.out, *[max(layer.width, layer.out) for layer in self.layers]])
@@ -362,6 +373,18 @@ def cell_rows_of(num_nodes: int) -> int:
     return max(1, -(-num_nodes // (_MOST_CELLS * CHUNK_ROWS))) * CHUNK_ROWS
 
 
+def summed_rows(shape: ModelShape) -> int:
+    """Destinations whose sums are made at a time at least: those of a cell, or all where they are fewer."""
+    return min(cell_rows(shape), max(1, shape.num_nodes + shape.halo))
+
+
+def least_sums(shape: ModelShape) -> int:
+    """Bytes for sums with which there is a plan of a pass: of all columns of the store's rows, and of a block of others."""
+    rows = [shape.rows(at) for at in range(len(shape.layers)) if shape.sums(at)]
+    columns = [shape.x_width if ref == FEATURES else min(shape.columns(ref), 2 * _LEAST_BLOCK) for ref in rows]
+    return summed_rows(shape) * max(columns, default=0) * shape.itemsize
+
+
 def ram_bytes(shape: ModelShape) -> int:
     """Bytes of a pass that keeps everything in memory: sums, two layers' rows, the features, the edges."""
     kept = shape.num_nodes * _FLOAT * 4 * shape.widest
@@ -390,7 +413,8 @@ def _stored(shape: ModelShape, index: int) -> int:
 
 def _cheapest(shape: ModelShape, memory: int, width: int, row_bytes: int, theirs: bool) -> tuple[int, int, int, int]:
     """(blocks, destinations at a time, bytes read for the sums, bytes of sums written) of a layer; theirs: the store's rows."""
-    nodes, cell, best = shape.num_nodes, cell_rows(shape), None
+    nodes, best = shape.num_nodes, None
+    cell = summed_rows(shape)
     most = 1 if theirs else max(1, width // _LEAST_BLOCK)
     for blocks in range(1, most + 1):
         columns = -(-width // blocks)

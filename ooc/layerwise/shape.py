@@ -14,7 +14,7 @@ from torch_geometric.nn import BatchNorm, DiffGroupNorm, GraphNorm, GraphSizeNor
 from ooc.graph.blocks import Block
 from ooc.layerwise.aggregator import AHEAD
 from ooc.layerwise.edge_tiles import ENTRIES_AT_ONCE, piece_rows_of
-from ooc.layerwise.pass_plan import CHUNK_ROWS, LayerShape, ModelShape
+from ooc.layerwise.pass_plan import LayerShape, ModelShape, least_sums
 from ooc.models.builders import Model, full_blocks
 from ooc.models.convs import BlockGATConv, BlockGCN2Conv, BlockGCNConv, BlockGINConv, BlockPropagation, BlockSAGEConv
 from ooc.models.jumping import carrying
@@ -33,6 +33,8 @@ _SUMMED = tuple(
 )  # that take `FirstLayerAggregates`
 ALLOWED = 100 * 2**20
 """for what libraries allocate at first use"""
+_VARIES = 16 * 2**20
+"""Bytes by which what a process takes before a pass differs from one time to the next"""
 GATHERED = 2
 """Ranges of a layer that gathers which may be in memory at a time: one is computed on, and the next one read"""
 _DEGREES_AT_ONCE = 2**20
@@ -203,29 +205,46 @@ def _layer_shape(layer: nn.Module, width: int, out: int) -> LayerShape:
 
 def besides_bytes(shape: ModelShape, graph: Graph) -> int:
     """Memory that a pass takes beside the sums: pieces and chunks on their way, edges, pointers, what is computed on."""
-    pieces = (AHEAD + 2) * piece_rows_of(shape) * max(shape.x_bytes, 4 * shape.widest)
+    pieces = (AHEAD + 2) * min(piece_rows_of(shape), shape.num_nodes + shape.halo) * max(shape.x_bytes, 4 * shape.widest)
     entries = (AHEAD + 2) * min(ENTRIES_AT_ONCE, shape.num_edges) * shape.slot_bytes
-    chunks = 14 * CHUNK_ROWS * max([layer.itemsize for layer in shape.layers]) * shape.widest
+    chunks = 7 * shape.chunk_rows * max([layer.itemsize for layer in shape.layers]) * shape.chunk_columns
     return int(pieces + min(entries, 2**26) + chunks + graph.indptr.nbytes + ALLOWED)
 
 
 def room_in(
-    dataset: Dataset, besides: int, what: str, memory: int | None = None, beside: int = 0, budget: MemoryPlan | None = None
+    dataset: Dataset,
+    besides: int,
+    what: str,
+    least: int,
+    memory: int | None = None,
+    beside: int = 0,
+    budget: MemoryPlan | None = None,
 ) -> int:
     """Bytes that are left for values and sums of `what`, beside `besides` for what is under way. memory: bytes for the whole
-    process, None: what `budget` (by default the data set's) leaves to batches, less `beside`. Raises BudgetError for none."""
+    process, None: what `budget` (by default the data set's) leaves to batches, less `beside`; it took off what libraries
+    allocate. Raises BudgetError for none, and advises what is enough for `least` bytes of values and sums."""
+    besides -= ALLOWED if memory is None else 0
     left = memory - resident_bytes()[0] if memory is not None else (budget or plan_memory(dataset)).batches - beside
     if left <= besides:
         raise BudgetError(
             f"{format_bytes(max(0, left))} of memory are left for {what}, whose buffers alone take "
-            f"{format_bytes(besides)}: give at least {format_bytes(besides - left + besides // 4)} more"
+            f"{format_bytes(besides)}: give at least {format_bytes(besides - left + least + _VARIES)} more"
         )
     return left - besides
 
 
-def check_hub(graph: Graph, shape: ModelShape, memory: int, gpu_share: int = 0) -> None:
+def least_bytes(graph: Graph, shape: ModelShape, share: int = 1) -> int:
+    """Bytes for values and sums with which there is a plan of a pass. share: 1/share of them is for ranges of nodes whose
+    sources are gathered."""
+    gathering = [layer for layer in shape.layers if layer.kind is None]
+    hub = hub_of(graph) if gathering and graph.num_nodes else None
+    ranges = 0 if hub is None else GATHERED * max(gathered_bytes(graph, layer, hub, hub + 1) for layer in gathering)
+    return max(least_sums(shape), share * ranges)
+
+
+def check_hub(graph: Graph, shape: ModelShape, memory: int, share: int = 1, kind: str = "memory") -> None:
     """Raise BudgetError, naming the node, where one has too many in-edges for a layer that gathers. memory: bytes for two
-    ranges of nodes, see `gather_ranges`; gpu_share: where it is 1/gpu_share of a GPU's that is asked for."""
+    ranges of nodes, see `gather_ranges`, 1/share of those that are asked for; kind: what they are called."""
     gathering = [layer for layer in shape.layers if layer.kind is None]
     if not gathering or not graph.num_nodes:
         return
@@ -233,10 +252,9 @@ def check_hub(graph: Graph, shape: ModelShape, memory: int, gpu_share: int = 0) 
     room, need = memory // GATHERED, max(gathered_bytes(graph, layer, hub, hub + 1) for layer in gathering)
     edges = int(graph.indptr[hub + 1] - graph.indptr[hub])
     if need > room:
-        kind = " of GPU memory" if gpu_share else ""
         raise BudgetError(
-            f"the {edges:,} in-edges of node {hub} take {format_bytes(need)}{kind} in a layer that needs the rows, and "
-            f"{format_bytes(room)} are there: give {format_bytes(max(1, gpu_share) * GATHERED * (need - room))} more"
+            f"the {edges:,} in-edges of node {hub} take {format_bytes(need)} of {kind} in a layer that needs the rows, and "
+            f"{format_bytes(room)} are there: give {format_bytes(share * GATHERED * (need - room))} more"
         )
 
 

@@ -54,6 +54,8 @@ DEVICE_LIBRARIES_SHARE = 16
 """Kernels' workspaces and holes between torch's blocks have 1/16 of a GPU's memory"""
 DEVICE_BATCHES_SHARE = 8
 """Batches and activations have 1/8 of it at least"""
+GATHERED_SHARE = 2
+"""of an exact step's room, one part is for ranges of a layer that gathers: see `gathered_share`"""
 DEVICE_RANGES_SHARE = 2
 """Of what exact training has of a GPU's memory, ranges of layers that gather have half, if there are any"""
 SCANNED_BYTES = 2**26
@@ -444,7 +446,7 @@ class MemoryPlan:
 
 def gathered_share(room: int) -> int:
     """Of an exact step's room, for two ranges of a layer that gathers: half; the rest is for what autograd keeps of them."""
-    return room // 2
+    return room // GATHERED_SHARE
 
 
 def divide(

@@ -48,14 +48,23 @@ def load(run_dir: Path, name: str = CHECKPOINT) -> dict[str, Any] | None:
     path = run_dir / name
     if not path.exists():
         return None
+    path.open("rb").close()  # where that is not permitted, the system's words say so
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a damaged file
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StoreError(f"{path}: not a readable checkpoint ({reason[:120]}); start the run again elsewhere") from None
+    except Exception as error:  # torch raises many kinds, in words about its own files
+        raise _unreadable(path) from error
+    if not isinstance(state, dict):
+        raise _unreadable(path)
     if state.get("format") != FORMAT:
         raise StoreError(f"{path}: checkpoint format {state.get('format')}, not {FORMAT}: use the version of ooc that wrote it")
     return state
+
+
+def _unreadable(path: Path) -> StoreError:
+    return StoreError(
+        f"{path}: not a readable checkpoint: its {path.stat().st_size:,} bytes are damaged, cut short, or of another program; "
+        "restore it from a copy, or start the run again elsewhere"
+    )
 
 
 def nearest_folder(path: Path) -> Path:

@@ -31,7 +31,7 @@ from ooc.fullgraph.step import FullGraph, chunk_bytes
 from ooc.history.history import Growth
 from ooc.layerwise.pass_plan import FEATURES
 from ooc.layerwise.scores import ExactScores
-from ooc.layerwise.shape import besides_bytes, room_in, shape_of
+from ooc.layerwise.shape import besides_bytes, least_bytes, room_in, shape_of
 from ooc.loading.choose_pool import device_plan
 from ooc.metrics.losses import LabelLoss
 from ooc.metrics.tasks import LabelTask
@@ -404,7 +404,13 @@ def _has_room_beside(full: FullGraph) -> bool:
     """Whether this process has memory for a pass beside what a step leaves to the next one."""
     if not 0 < full.held_bytes <= beside_scores(full.room):
         return False
-    besides = besides_bytes(shape_of(full.model, full.whole), full.whole.graph)
+    shape = shape_of(full.model, full.whole)
+    besides = besides_bytes(shape, full.whole.graph)
     with suppress(BudgetError):
-        return room_in(full.whole, besides, "scores", beside=full.held_bytes, budget=full.budget) > 0
+        return (
+            room_in(
+                full.whole, besides, "scores", least_bytes(full.whole.graph, shape), beside=full.held_bytes, budget=full.budget
+            )
+            > 0
+        )
     return False

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ooc.config.base import parse, saved_config
+from ooc.config.base import CONFIG, parse, saved_config
 from ooc.config.edges import EdgeConfig
 from ooc.config.models import ModelConfig
 from ooc.config.modes import check_consent, class_of
@@ -301,5 +301,19 @@ def load_best(model: torch.nn.Module, run: Path) -> None:
     try:
         model.load_state_dict(parameters)
     except RuntimeError as error:
-        detail = " ".join(str(error).split()[:40])
-        raise ConfigError(f"the model of {run} does not fit this store's features and classes: {detail}") from None
+        path = run / (checkpoint.CHECKPOINT if ended is None else MODEL)
+        misfit = _misfit(parameters, model.state_dict()) or " ".join(str(error).split()[:40])
+        raise ConfigError(
+            f"{path} does not fit this store's features and classes and the run's {CONFIG}: {misfit}; give the store that the "
+            "run was trained on, or one like it"
+        ) from None
+
+
+def _misfit(saved: Mapping[str, Any], made: Mapping[str, Any]) -> str:
+    """The first parameter in which a saved model differs from one that was made for a store; empty where none does."""
+    for name in dict.fromkeys([*made, *saved]):
+        shapes = [list(each[name].shape) if hasattr(each.get(name), "shape") else None for each in (saved, made)]
+        if shapes[0] != shapes[1]:
+            there, here = ("absent" if shape is None else shape for shape in shapes)
+            return f"{name} is {there} in the file, and {here} in the model that they make"
+    return ""

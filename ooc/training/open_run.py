@@ -22,6 +22,7 @@ from ooc.stores.arrays.rows import Ids
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError
 from ooc.stores.io.working import scratch_folder
+from ooc.stores.jit import COMPILATIONS
 from ooc.stores.sizes import format_bytes, parse_bytes
 from ooc.training import checkpoint
 from ooc.training.build import takes_floats
@@ -53,6 +54,8 @@ def open_run(
         if not ranks.first:
             own = opened.enter_context(scratch_folder(checkpoint.nearest_folder(config.out), f"ooc-rank-{ranks.rank}"))
             config, watchers, resume = config.model_copy(update={"out": own / "run"}), Watchers([]), False
+        if watchers.all:
+            opened.enter_context(COMPILATIONS.noted(watchers.note))
         run_dir = opened.enter_context(kept_if_saved(checkpoint.RunDir(config.out, resume)))
         limit = None if config.memory is None else parse_bytes(config.memory, "memory")
         blocks = opened.enter_context(shared_blocks(ranks, limit))
@@ -198,7 +201,7 @@ def compose(
             if began > 1:
                 checkpoint.write_json(config.out / checkpoint.RANKS, {"world_size": began})
             write_config(given)  # from here on it is a run, which --resume takes
-        for text in (note, *_notes_of_growth(config, growth, saved)):
+        for text in (note, growth and growth.note):
             if text:
                 watchers.note(text)
         mode.open(run, saved, growth)
@@ -208,7 +211,7 @@ def compose(
         watchers.begin(config, run.state.total_steps)
         if saved:  # settings that were refused are not those of the next --resume
             write_config(given)
-        begun = _notes_of_beginning(config, saved, resumed)
+        begun = [*_notes_of_beginning(config, saved, resumed), *_notes_of_end(run)]
         for text in [*begun, *notes_of_ranks(ranks), *mode.notes(), *notes_of_rate(config)]:
             watchers.note(text)
         refused.pop_all()
@@ -234,15 +237,6 @@ def _adapted(
     return saved, growth
 
 
-def _notes_of_growth(config: RunConfig, growth: Growth | None, saved: dict[str, Any] | None) -> list[str]:
-    """What is said of a store that has grown since the checkpoint."""
-    if growth is None:
-        return []
-    ended = saved is not None and saved["state"]["epoch"] >= config.epochs
-    late = ["no epoch is left to train on what is new: give a larger number of epochs"] if ended else []
-    return [growth.note, *late]
-
-
 def _notes_of_beginning(config: RunConfig, saved: dict[str, Any] | None, resumed: bool) -> list[str]:
     """What is said of where the run begins, if it is not where one would expect. resumed: whether a checkpoint is expected."""
     if not saved:
@@ -253,6 +247,20 @@ def _notes_of_beginning(config: RunConfig, saved: dict[str, Any] | None, resumed
         f"the run in {config.out} began with another version of ooc, whose dropout drew other random numbers: from "
         "here on its losses are not those it would have had"
     ]
+
+
+def _notes_of_end(run: Run) -> list[str]:
+    """What is said of a run that is resumed with nothing left to train, and how it goes on."""
+    config, state = run.config, run.state
+    if state.epoch >= config.epochs:
+        done, more = f"{state.epoch} epochs are trained", f"more than {state.epoch} epochs"
+    elif run.steps_left <= 0:
+        done, more = f"{state.total_steps} steps are trained", f"max_steps above {state.total_steps}"
+    elif run.out_of_patience:
+        done, more = f"{state.stale} evaluations did not improve", f"patience above {state.stale}"
+    else:
+        return []
+    return [f"nothing is left to train in {config.out}: {done}; resume it with {more} to go on"]
 
 
 def check_types(config: RunConfig, dataset: Dataset) -> None:

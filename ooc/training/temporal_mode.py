@@ -126,7 +126,7 @@ class TimeMode(Mode):
         return destinations_of(self.dataset, *self.trained_events)
 
     def _negatives_said(self) -> str | None:
-        """What negatives are drawn from, for people; None if none are."""
+        """What negatives are drawn from, said beside the scores; None if none are."""
         if not self.negatives:
             return None
         said = {"destinations": "nodes that are destinations of training events", "random": "all nodes"}
@@ -138,11 +138,6 @@ class TimeMode(Mode):
         names = (self._drawn(split)[0] for split in ("train", "val"))
         train, scores = (said.get(name, name) for name in names)
         return f"negatives: {train}" if train == scores else f"negatives: {train}; for scores: {scores}"
-
-    def notes(self) -> list[str]:
-        """See `Mode`."""
-        said = self._negatives_said()
-        return [*super().notes(), *([said] if said else [])]
 
     def _draw_negatives(self, split: str) -> Negatives:
         """Negatives of a split, as configured."""

@@ -269,6 +269,30 @@ def test_kernels_that_are_compiled_and_kept_are_counted(tmp_path: Path, monkeypa
     assert COMPILATIONS.count == before + 1
 
 
+def test_compiling_is_noted_once_where_none_is_kept_or_it_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
+    notes: list[str] = []
+
+    def compile_in(folder: str, quiet_seconds: float) -> int:
+        monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / folder))
+        monkeypatch.setattr(jit, "_QUIET_SECONDS", quiet_seconds)
+        before = len(notes)
+        with COMPILATIONS.noted(notes.append):
+            for kind in (1, 1.0):
+                double()(kind)
+        return len(notes) - before
+
+    assert compile_in("new", 60.0) == 1
+    assert compile_in("new", 0.0) == 0, "all are kept"
+    for path in (tmp_path / "new").glob("*.kernel"):
+        path.rename(tmp_path / "new" / f"another-{path.name}")
+    assert compile_in("new", 60.0) == 0
+    for path in (tmp_path / "new").glob("tests*.kernel"):
+        path.unlink()
+    assert compile_in("new", 0.0) == 1
+    assert {*notes} == {"compiling kernels, which is done once on a machine ..."}
+
+
 def test_code_that_nobody_loads_is_removed(cached: Path) -> None:
     double()(1.0)
     (path,) = cached.iterdir()

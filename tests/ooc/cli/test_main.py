@@ -362,6 +362,33 @@ def test_ctrl_c_during_imports_is_one_line(make_store: MakeStore, tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
+LATE = """
+import atexit, builtins, os, signal, sys
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+def say(*values, file=None, **how):
+    printed(*values, file=file, **how)
+    if file is None:
+        interrupt()
+
+printed, builtins.print = print, say
+atexit.register(interrupt)
+from ooc.cli.main import main
+sys.exit(main())
+"""
+"""`ooc` with Ctrl-C when the result is printed, and once more when the process ends"""
+
+
+def test_ctrl_c_behind_the_result_changes_nothing(make_store: MakeStore, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LATE, "train", str(make_store()), "--out", str(tmp_path / "run"), *SMALL]
+    path = os.pathsep.join([os.getcwd(), *sys.path])
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+    assert (done.returncode, "interrupted" in done.stderr) == (0, False), done.stderr
+    assert "`ooc report" in done.stdout
+
+
 def test_a_run_resumed_with_fewer_epochs_counts_those_it_has(capsys: pytest.CaptureFixture[str]) -> None:
     watcher = LineWatcher()
     watcher.start(epoch=27, step=5, epochs=2, steps_per_epoch=10)

@@ -18,14 +18,16 @@ from ooc.layerwise import pass_plan as layerplan
 from ooc.layerwise.edge_tiles import Tiles
 from ooc.layerwise.layerwise_pass import LayerwisePass
 from ooc.layerwise.row_files import Files
-from ooc.layerwise.shape import besides_bytes, gathered_bytes, shape_of
+from ooc.layerwise.shape import ALLOWED, besides_bytes, gathered_bytes, shape_of
 from ooc.models.builders import build_model, full_blocks
 from ooc.models.layers import run_model
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import BudgetError, ConfigError, StoreError
+from ooc.stores.process import resident_bytes
 from tests.conftest import MakeStore
 from tests.ooc.graphs import hub_graph
 from tests.ooc.loading.test_feature_gather import write_features
+from tests.ooc.runtime.test_memory_plan import advised_in
 from tests.scale import few
 from tests.waiting import eventually
 
@@ -366,13 +368,30 @@ def test_too_little_memory_is_named(make_store: MakeStore, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["gat", "sage"])
+def test_a_small_graph_of_wide_rows_needs_little_and_no_more_than_is_advised(
+    make_store: MakeStore, tmp_path: Path, name: str
+) -> None:
+    model = build_model(name, 1500, 16, 3, num_layers=2, heads=2 if name == "gat" else 1)
+    with Dataset.open(make_store(x=np.ones((50, 1500), np.float32))) as ds:
+        shape = shape_of(model, ds)
+        assert shape.chunk_rows == 50
+        assert besides_bytes(shape, ds.graph) < 1.1 * ALLOWED, "the rows themselves are 300 kB"
+        with pytest.raises(BudgetError, match="give at least") as refused:
+            LayerwisePass(model, ds, tmp_path / "sweep", memory=resident_bytes()[0])
+        advised = resident_bytes()[0] + advised_in(str(refused.value).removesuffix(" more"))
+        LayerwisePass(model, ds, tmp_path / "sweep", memory=advised).close()
+        with pytest.raises(BudgetError, match="give at least"):
+            LayerwisePass(model, ds, tmp_path / "sweep", memory=advised - 2**25)
+
+
+@pytest.mark.parametrize("name", ["gat", "sage"])
 def test_what_a_double_precision_model_computes_with_counts_twice(make_store: MakeStore, tmp_path: Path, name: str) -> None:
     model = build_model(name, F, 16, 3, num_layers=2, heads=2 if name == "gat" else 1)
     with Dataset.open(store_of(make_store)) as ds:
         single = shape_of(model, ds)
         double = shape_of(model.double(), ds)
         at_once = [besides_bytes(shape, ds.graph) for shape in (single, double)]
-        assert at_once[1] - at_once[0] == 14 * layerplan.CHUNK_ROWS * 4 * single.widest
+        assert at_once[1] - at_once[0] == 7 * ds.num_nodes * 4 * single.chunk_columns
         for one, two in zip(single.layers, double.layers, strict=True):
             assert two.source_bytes == 2 * one.source_bytes
             own = [gathered_bytes(ds.graph, layer, 0, 1) for layer in (one, two)]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ooc
@@ -24,6 +25,7 @@ from tests.conftest import MakeStore
 from tests.ooc.runtime.test_memory_plan import advised_in, named_bytes
 from tests.ooc.temporal_stores import Edges
 
+BASELINE = 6 * 10**8
 TIGHT = RUNTIME_BYTES + 6 * 2**20
 """leaves batches of 1.26 MB"""
 
@@ -41,16 +43,20 @@ def configs(store: Path, nodes: Path, out: Path) -> dict[str, RunConfig]:
     return {**events, "saint": saint, "snapshots": SnapshotsConfig(store=store, window="1000", by="count", **common)}
 
 
+def fix_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another process would have it too."""
+    monkeypatch.setattr(
+        ProcessMemory, "measure", classmethod(lambda cls, memory: cls(parse_bytes(memory), BASELINE, "(--memory)"))
+    )
+
+
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("mode", ["tgn", "graphmixer", "saint", "snapshots"])
 def test_a_run_with_the_advised_memory_is_made_and_with_less_is_not(
     store: Path, make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     config = configs(store, make_store(num_nodes=200, num_edges=900), tmp_path / "run")[mode]
-    baseline = 6 * 10**8  # as another process would have it too
-    monkeypatch.setattr(
-        ProcessMemory, "measure", classmethod(lambda cls, memory: cls(parse_bytes(memory), baseline, "(--memory)"))
-    )
+    fix_baseline(monkeypatch)
 
     def make(memory: int) -> None:
         with Dataset.open(config.store, memory=str(memory)) as ds:
@@ -63,6 +69,22 @@ def test_a_run_with_the_advised_memory_is_made_and_with_less_is_not(
     make(advised)
     with pytest.raises(BudgetError, match="leaves nothing for batches"):
         make(int(0.98 * least))
+
+
+@pytest.mark.parametrize("model", ["gcn", "gat"])
+def test_exact_training_of_few_wide_rows_fits_the_advised_memory(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    fix_baseline(monkeypatch)
+    x = np.ones((60, 3000), np.float32)
+    given: dict[str, Any] = {"store": make_store(num_nodes=60, num_edges=900, x=x), "out": tmp_path / "run", "mode": "full"}
+    given |= {"model": model, "layers": 2, "epochs": 1}
+    memory = BASELINE + RUNTIME_BYTES + 2**27
+    with pytest.raises(BudgetError, match="exact training") as refused:
+        ooc.train(memory=str(memory), **given)
+    more = advised_in(str(refused.value).removesuffix(" more"))
+    assert more < 2**28
+    ooc.train(memory=str(memory + more), **given)
 
 
 def least_memory(read: Callable[[MemoryPlan], Iterable[Any]]) -> tuple[str, int]:

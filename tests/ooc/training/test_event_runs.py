@@ -304,5 +304,6 @@ def test_what_does_not_fit_is_refused_in_a_line(store: Path, tmp_path: Path, cap
     out, err = capsys.readouterr()
     assert "test of EdgeBank: ap" in out
     assert "events/s" in err
+    assert (out + err).count("negatives: nodes that are destinations of training events") == 1, "beside the scores"
     assert main(["infer", str(store), "--checkpoint", str(tmp_path / "cli"), "--out", str(tmp_path / "p.parquet")]) == 2
     assert "trained with mode events" in capsys.readouterr().err

@@ -209,8 +209,10 @@ def test_tables_by_task() -> None:
 def test_what_does_not_fit_is_named(make_store: MakeStore, tmp_path: Path) -> None:
     store, run = trained(make_store, tmp_path)
     other = make_store("other.ooc", x=np.zeros((50, 3), np.float32))
-    with pytest.raises(ConfigError, match="does not fit"):
+    width = r"model\.pt does not fit .*: layers\.0\.\S+ is \[8, 8\] in the file, and \[8, 3\] in the model that they make; give"
+    with pytest.raises(ConfigError, match=width) as caught:
         infer(run, other, tmp_path / "p.parquet")
+    assert "state_dict" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"no config\.json"):
         infer(tmp_path, store, tmp_path / "p.parquet")
     with pytest.raises(ConfigError, match="directory does not exist"):

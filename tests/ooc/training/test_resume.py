@@ -106,7 +106,7 @@ def test_settings_that_were_refused_are_not_those_of_the_next_resume(
     train(configure(store, out, evaluate="layerwise", max_steps=3))
     before = (out / "config.json").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(sweepshape, "ALLOWED", 2**50)
+        patch.setattr(sweepshape, "AHEAD", 2**50)
         with pytest.raises(BudgetError, match="are left for a pass"):
             train(configure(store, out, evaluate="layerwise", max_steps=5, memory=tight()), resume=True)
     assert (out / "config.json").read_bytes() == before
@@ -134,6 +134,30 @@ def test_a_run_can_be_extended(make_store: MakeStore, tmp_path: Path) -> None:
     assert train(short)["total_steps"] == 6
     assert train(short.model_copy(update={"max_steps": 10}), resume=True)["total_steps"] == 10
     assert curve(short.out) == curve(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("began", "resumed", "words"),
+    [
+        ({"epochs": 2}, {"epochs": 1}, "2 epochs are trained; resume it with more than 2 epochs to go on"),
+        ({"max_steps": 3}, {"max_steps": 2}, "3 steps are trained; resume it with max_steps above 3 to go on"),
+        (
+            {"patience": 2, "lr": 1e-12, "epochs": 9},
+            {},
+            "2 evaluations did not improve; resume it with patience above 2 to go on",
+        ),
+    ],
+)
+def test_a_run_with_nothing_left_to_train_says_how_to_go_on(
+    make_store: MakeStore, tmp_path: Path, began: dict[str, Any], resumed: dict[str, Any], words: str
+) -> None:
+    config, notes = configure(make_store(), tmp_path / "run", **began), Notes()
+    train(config, watcher=notes)
+    assert not any("nothing is left" in text for text in notes.all)
+    before = curve(config.out)
+    train(config.model_copy(update=resumed), resume=True, watcher=notes)
+    assert f"nothing is left to train in {config.out}: {words}" in notes.all
+    assert curve(config.out) == before
 
 
 def test_resume_against_something_else_is_refused_and_touches_nothing(make_store: MakeStore, tmp_path: Path) -> None:
