@@ -132,7 +132,8 @@ def cast(table: Table, column: str, kind: IdKind) -> str:
 
 
 def id_kind(duck: Duck, table: Table, columns: list[str], asked: str, what: str = "node ids") -> IdKind:
-    """Return whether the ids are integers or text. Raises InputError for other types and for words among numbers."""
+    """Return whether the ids are integers or text. Raises InputError for other types, and for words or fractions among
+    numbers."""
     for column in columns:
         found = table.columns[column]
         if found not in INT_TYPES | TEXT_TYPES:
@@ -149,19 +150,25 @@ def id_kind(duck: Duck, table: Table, columns: list[str], asked: str, what: str 
         return "int"
     if asked == "auto" and not table.text:
         return "str"
-    parts = ", ".join(f"count({sql.name(c)}), count({cast(table, c, 'int')})" for c in texts)
+    parts = ", ".join(f"count({sql.name(c)}), count({cast(table, c, 'int')}), {_odd_numbers(c)}" for c in texts)
     counts = duck.one(f"SELECT {parts} FROM {table.relation()}")
-    held, numbers = sum(counts[0::2]), sum(counts[1::2])
+    held, numbers, odd = (sum(counts[at::3]) for at in range(3))
     if numbers == held:
         padded = " OR ".join(f"regexp_matches({sql.name(c)}, '^-?0[0-9]')" for c in texts)  # 007 is not 7
         return "str" if asked == "auto" and duck.one(f"SELECT count_if({padded}) FROM {table.relation()}")[0] else "int"
-    if asked == "auto" and held - numbers > WORDS_SHARE * held:
+    if asked == "auto" and held - numbers - odd > WORDS_SHARE * held:
         return "str"
     wrong = " OR ".join(f"({sql.name(c)} IS NOT NULL AND {cast(table, c, 'int')} IS NULL)" for c in texts)
     position, *values = _found(duck, table, wrong, texts)
     column, value = next((c, v) for c, v in zip(texts, values, strict=True) if not _whole(v))
     hint = "" if asked == "int" else " (if ids are words here, say so with `id_type='str'`)"
     raise InputError(f"{table.where(position)}: {column} {value!r} is not a whole number of 64 bits; correct it{hint}")
+
+
+def _odd_numbers(column: str) -> str:
+    """SQL of how many texts are numbers, but not whole ones as they are written: 1.0, as pandas writes ids where some are
+    missing, or 1e3."""
+    return f"count_if(regexp_full_match(trim({sql.name(column)}), '[+-]?[0-9]+([.][0-9]*([eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)'))"
 
 
 def _found(duck: Duck, table: Table, condition: str, columns: list[str]) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """Malformed files: refused in one line that says what, where and what to do, or read where nothing is wrong with them."""
 
 import gzip
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
@@ -234,6 +235,15 @@ def test_ids_of_another_type_say_what_to_make_of_them(tmp_path: Path, column: An
     pq.write_table(pa.table({"src": column, "dst": [0, 1]}), tmp_path / "e.parquet")
     with pytest.raises(InputError, match=words):
         ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.parquet")))
+
+
+@pytest.mark.parametrize("number", ["1.0", "2.", "1e3", "1.5E+2"])
+def test_ids_as_floats_are_no_words(tmp_path: Path, number: str) -> None:
+    (tmp_path / "e.csv").write_text(f"src,dst\n{number},{number}\n")
+    message = rf"e\.csv line 2: src '{re.escape(number)}' is not a whole number of 64 bits; correct it \(if ids are words here"
+    with pytest.raises(InputError, match=message):
+        ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.csv")))
+    ingest(IngestSpec(out=tmp_path / "s.ooc", edges=str(tmp_path / "e.csv"), id_type="str"))
 
 
 def test_ids_below_zero_are_nodes_and_said(tmp_path: Path) -> None:
