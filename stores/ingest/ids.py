@@ -168,7 +168,8 @@ def id_kind(duck: Duck, table: Table, columns: list[str], asked: str, what: str 
 def _odd_numbers(column: str) -> str:
     """SQL of how many texts are numbers, but not whole ones as they are written: 1.0, as pandas writes ids where some are
     missing, or 1e3."""
-    return f"count_if(regexp_full_match(trim({sql.name(column)}), '[+-]?[0-9]+([.][0-9]*([eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)'))"
+    number = "[+-]?[0-9]+([.][0-9]*([eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)"
+    return f"count(*) FILTER (WHERE regexp_full_match(trim({sql.name(column)}), '{number}'))"
 
 
 def _found(duck: Duck, table: Table, condition: str, columns: list[str]) -> tuple[Any, ...]:
