@@ -180,15 +180,23 @@ def joined_ranks(device: str = "cpu") -> Iterator[Ranks]:
         return
     made = not distributed.is_initialized() and "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
     try:
-        group = _join(device) if made else None
-        yield _of_group(group) if distributed.is_initialized() else ALONE
+        with lost_ranks_named():
+            group = _join(device) if made else None
+            yield _of_group(group) if distributed.is_initialized() else ALONE
+    finally:
+        if made and distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+@contextmanager
+def lost_ranks_named() -> Iterator[None]:
+    """Raise RankLost in place of torch's error of a process that is gone."""
+    try:
+        yield
     except (RuntimeError, distributed.DistError) as error:
         if not distributed.is_initialized() or not _is_lost(error):
             raise
         raise RankLost("another process of the run has ended; its message says why") from error
-    finally:
-        if made and distributed.is_initialized():
-            distributed.destroy_process_group()
 
 
 def _join(device: str) -> Any:

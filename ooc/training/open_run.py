@@ -15,7 +15,7 @@ from ooc.config.modes import class_of, trained_otherwise
 from ooc.history.history import Growth
 from ooc.models.dropout import STREAM
 from ooc.runtime.memory import MemoryMeter
-from ooc.runtime.ranks import RankLost, Ranks, joined_ranks
+from ooc.runtime.ranks import RankLost, Ranks, joined_ranks, lost_ranks_named
 from ooc.runtime.restoring import settings_restored
 from ooc.runtime.shared_reads import shared_blocks
 from ooc.stores.arrays.rows import Ids
@@ -57,6 +57,7 @@ def open_run(
         if watchers.all:
             opened.enter_context(COMPILATIONS.noted(watchers.note))
         run_dir = opened.enter_context(kept_if_saved(checkpoint.RunDir(config.out, resume)))
+        opened.enter_context(lost_ranks_named())  # before kept_if_saved sees the error
         limit = None if config.memory is None else parse_bytes(config.memory, "memory")
         blocks = opened.enter_context(shared_blocks(ranks, limit))
 

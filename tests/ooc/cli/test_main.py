@@ -345,12 +345,16 @@ sys.exit(main(sys.argv[2:]))
         ("numpy._core.multiarray", ["train", "STORE", "--out", "run"]),
         ("torch_geometric", ["train", "STORE", "--out", "run"]),
         ("torch.nn", ["plan", "STORE"]),
-        ("matplotlib", ["report", "run"]),
+        ("matplotlib", ["report", "RUN"]),
         ("numpy", ["machine", "."]),
     ],
 )
 def test_ctrl_c_during_imports_is_one_line(make_store: MakeStore, tmp_path: Path, module: str, verb: list[str]) -> None:
-    words = [str(make_store()) if word == "STORE" else word for word in verb]
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "config.json").write_text("{}")
+    places = {"STORE": str(make_store()), "RUN": str(begun)}
+    words = [places.get(word, word) for word in verb]
     command = [sys.executable, "-c", INTERRUPTING, module, *words]
     path = os.pathsep.join([os.getcwd(), *sys.path])
     done = subprocess.run(

@@ -11,7 +11,7 @@ from ooc.training.checkpoint import read_metrics
 from ooc.training.loop import train
 from tests.ooc.process_groups import GlooProcesses, in_processes
 from tests.ooc.ranks import run_ranks
-from tests.ooc.runs import KillAt
+from tests.ooc.runs import KillAt, Killed
 from tests.ooc.temporal_stores import Edges
 from tests.ooc.training.test_snapshot_runs import KINDS, configure
 
@@ -47,7 +47,7 @@ class _Kill(KillAt):
     def step(self, *given: Any) -> None:
         try:
             super().step(*given)
-        except Exception:
+        except Killed:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
