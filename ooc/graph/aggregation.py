@@ -100,20 +100,29 @@ class PreAggregation:
 
     def factors(self, graph: Graph, subgraph: Subgraph) -> Factors:
         """Return the factors of a sampled batch's edges and destinations."""
-        count = np.diff(subgraph.indptr)
         share = subgraph.share() if self.kind == "mean" else None
         if share is not None:
             return Factors(share, _NONE)
         if self.kind == "mean":
-            return Factors(_NONE, (1 / np.maximum(count, 1)).astype(np.float32))
+            return Factors(_NONE, _inverse_counts(subgraph.indptr))
         if self.kind == "sum":
             return Factors(_NONE, _NONE)
+        count = np.diff(subgraph.indptr)
         if subgraph.stands_for is not None:
             expansion = Factors(subgraph.stands_for, _NONE)
         else:
             degree = graph.degree(subgraph.node[: len(count)])
             expansion = Factors(_NONE, (degree / np.maximum(count, 1)).astype(np.float32))
         return expansion if self.kind == "expanded" else _normalised(graph, subgraph, expansion)
+
+
+@kernel
+def _inverse_counts(indptr: NDArray[np.int64]) -> Floats:
+    """1 / the edges of each destination, 1 where it has none."""
+    inverse = np.empty(len(indptr) - 1, np.float32)
+    for i in range(len(inverse)):
+        inverse[i] = 1 / max(indptr[i + 1] - indptr[i], 1)
+    return inverse
 
 
 def _normalised(graph: Graph, subgraph: Subgraph, expansion: Factors) -> Factors:

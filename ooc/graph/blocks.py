@@ -18,8 +18,10 @@ from torch_geometric.utils.sparse import index2ptr
 
 from ooc.runtime.transfer import placed
 from ooc.stores.arrays.rows import Ids
+from ooc.stores.errors import StoreError
 from ooc.stores.graph import Graph
 from ooc.stores.jit import kernel
+from ooc.stores.prefetch import AHEAD, prefetch
 
 EDGE_ATTR = "edge_attr"
 """the edge feature that batches have without being asked and models take, as in PyG"""
@@ -208,19 +210,48 @@ def graph_block(
     def tensor(array: Any) -> torch.Tensor:
         return array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
 
-    loop = graph.last_loop_weight(node)
+    loop, loops = graph.last_loop_weight(node), np.empty(len(node) if len(graph.self_loops) else 0, np.int64)
+    if degree is None:
+        degrees = np.empty(len(node), np.int64)
+        unknown = set_degrees(graph.indptr, node, degrees)
+        if unknown >= 0:
+            raise StoreError(f"node {node[unknown]} is not in the graph: the store is damaged; run `ooc verify` on it")
+        degree = torch.from_numpy(degrees)
+    count_loops(graph.self_loops, node, loops)
     block = Block(
         tensor(edge_index),
         tensor(indptr),
         len(node),
         num_dst,
-        tensor(graph.degree(node)) if degree is None else degree,
-        tensor(graph.loops(node)) if len(graph.self_loops) else None,
+        degree,
+        torch.from_numpy(loops) if len(graph.self_loops) else None,
         None if weight is None else tensor(weight),
         None if graph.weight_sum is None else tensor(np.asarray(graph.weight_sum[node], np.float32)),
         None if loop is None else tensor(loop),
     )
     return block if device is None else placed(block, device)
+
+
+@kernel
+def set_degrees(indptr: NDArray[np.int64], node: Ids, degree: NDArray[np.int64]) -> int:
+    """Set degree[i] to the in-edges of node[i]; see `Graph.degree`. Returns the first i whose node the graph lacks, or -1."""
+    for i in range(len(node)):
+        if i + AHEAD < len(node):
+            prefetch(indptr, node[i + AHEAD])
+        if not 0 <= node[i] < len(indptr) - 1:
+            return i
+        degree[i] = indptr[node[i] + 1] - indptr[node[i]]
+    return -1
+
+
+@kernel
+def count_loops(self_loops: NDArray[np.int64], node: Ids, loops: NDArray[np.int64]) -> None:
+    """Set loops[i] to how often node[i] is in the ascending `self_loops`, for each i below len(loops); see `Graph.loops`."""
+    for i in range(len(loops)):
+        first = stop = np.searchsorted(self_loops, node[i])
+        while stop < len(self_loops) and self_loops[stop] == node[i]:
+            stop += 1
+        loops[i] = stop - first
 
 
 def sorted_by_source(source: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,7 @@ from ooc.stores.arrays.rows import AnyArray, Ids, Rows
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, InputError, StoreError
 from ooc.stores.graph import Graph
+from ooc.stores.jit import kernel
 from ooc.stores.node_set import NodeSet
 
 _FIELDS = {
@@ -258,8 +259,15 @@ def edge_index_of(subgraph: Subgraph) -> NDArray[np.int64]:
     """int64[2, e]: (source, destination) of every edge, sorted by destination."""
     edge_index = np.empty((2, len(subgraph.source)), np.int64)
     edge_index[0] = subgraph.source
-    edge_index[1] = np.repeat(np.arange(len(subgraph.indptr) - 1), np.diff(subgraph.indptr))
+    _set_targets(subgraph.indptr, edge_index[1])
     return edge_index
+
+
+@kernel
+def _set_targets(indptr: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+    """Set target[k] to the destination of edge k."""
+    for i in range(len(indptr) - 1):
+        target[indptr[i] : indptr[i + 1]] = i
 
 
 def column_of(graph: Graph, subgraph: Subgraph | DeviceSubgraph | EdgeSample, name: str) -> AnyArray:

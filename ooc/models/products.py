@@ -1,11 +1,7 @@
-"""Products of rows and weights, in pieces that threads take in turn, by the library that is fastest.
-
-torch multiplies float32 by MKL, which uses AVX-512 on Intel's processors alone. oneDNN, which torch has as well, uses it on
-AMD's too, and multiplies twice as fast there.
-"""
+"""Products of rows and weights, in pieces that threads take in turn, by the library that is fastest."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from pathlib import Path
@@ -13,12 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ooc.runtime.crew import in_pieces, knows_threads, single_threaded
-from ooc.runtime.shared_products import SharedProduct, share
+from ooc.runtime import onednn
+from ooc.runtime.crew import single_threaded
+from ooc.runtime.shared_products import BLOCKS_BY_ONEDNN, BY_MKL, SUMS_BY_ONEDNN, SharedProduct, share
 
 LEAST_PRODUCT, LEAST_SHARED = 2**24, 2**22
-"""multiplications from which on a product is worth another thread: a third of a millisecond, and fewer where Python does not
-start the piece (`ooc.runtime.shared_products`)"""
+"""multiplications from which on a product is worth another thread of torch's, a third of a millisecond, and one that shares it
+in a kernel (`ooc.runtime.shared_products`)"""
 ROWS_AT_ONCE, FEWEST_COLUMNS = 512, 128
 """of a piece: half a megabyte of output, and columns that MKL multiplies at 0.9 of its speed, more at all of it"""
 MOST_THREADS = 4
@@ -28,7 +25,6 @@ LEAST_BY_ONEDNN = 2**22
 MOST_SUMS, SUM_BYTES = 16, 2**24
 """sums of gradients of weights that threads make at once, which are added at last; bytes of them, if there are several"""
 Pair = tuple[Tensor, Tensor]
-Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def plain(x: Tensor) -> bool:
@@ -62,12 +58,9 @@ def multiply(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None = None, add
     >>> multiply(out, [(rows, weight)])
     """
     rows, columns = [each for each, _ in pairs], out.size(1)
-    product = _product_of(rows, columns)
-    if product is not None:
-        pieces = [partial(_multiply_block, product, out, pairs, bias, add, *each) for each in _blocks(len(out))]
-        in_pieces(pieces, _threads(rows, columns))
+    if _by_onednn(rows, columns) and _share_rows(out, pairs, bias, add, _threads(rows, columns), BLOCKS_BY_ONEDNN):
         return
-    if _shared(rows, columns) and _share_rows(out, pairs, bias, add):
+    if _shared(rows, columns) and _share_rows(out, pairs, bias, add, torch.get_num_threads(), BY_MKL):
         return
     with single_threaded() if columns == 1 else alone(max(each.numel() for each in rows) * columns):
         _multiply_rows(out, pairs, bias, add)
@@ -75,11 +68,13 @@ def multiply(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None = None, add
 
 def weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     """grad.T @ each of the rows, and the sum of grad over its rows. The bits do not depend on the number of threads."""
-    width, sums = grad.size(1), grad.new_empty(grad.size(1))
+    width = grad.size(1)
+    if rows and plain(grad) and _by_onednn(rows, width):
+        made = _added_gradients(grad, rows)
+        if made is not None:
+            return made
+    sums = grad.new_empty(width)
     of_bias = partial(torch.sum, grad, 0, out=sums)
-    product = _product_of(rows, width) if rows and plain(grad) else None
-    if product is not None:
-        return [*_added_gradients(product, grad, rows, of_bias), sums]
     if rows and plain(grad) and _shared(rows, width):
         found = [grad.new_empty(width, each.size(1)) for each in rows]
         if _share_columns(found, grad, rows, of_bias):
@@ -94,12 +89,12 @@ def _shared(rows: Sequence[Tensor], columns: int) -> bool:
     return _large(rows, columns, LEAST_SHARED) and torch.get_num_threads() <= MOST_THREADS
 
 
-def _share_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bool) -> bool:
-    """`multiply` in even ranges of the rows, if it can be. Of one to three rows MKL adds up the products in another order."""
+def _share_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bool, threads: int, way: int) -> bool:
+    """`multiply` in ranges of the rows, if it can be. Of one to three rows MKL adds up the products in another order."""
     (rows, weight), *others = pairs
     first = SharedProduct(out, rows, weight.t(), bias, add)
     products = [first, *(SharedProduct(out, rows, weight.t(), add=True) for rows, weight in others)]
-    return share(products, torch.get_num_threads(), ranges=-(-len(out) // ROWS_AT_ONCE))
+    return share(products, threads, -(-len(out) // ROWS_AT_ONCE), way=way)
 
 
 def _share_columns(found: Sequence[Tensor], grad: Tensor, rows: Sequence[Tensor], beside: Callable[[], object]) -> bool:
@@ -119,11 +114,6 @@ def _large(rows: Sequence[Tensor], columns: int, least: int) -> bool:
     return all(plain(each) and each.numel() * columns >= least for each in rows)
 
 
-def _threads(rows: Sequence[Tensor], columns: int) -> int:
-    """That share the pieces of such products."""
-    return torch.get_num_threads() if _large(rows, columns, LEAST_PRODUCT) else 1
-
-
 def _multiply_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bool) -> None:
     """`multiply` by torch's own operations."""
     (rows, weight), *others = pairs
@@ -138,11 +128,9 @@ def _multiply_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add:
 
 
 @cache
-def _onednn() -> Product | None:
-    """rows, weight, bias -> rows @ weight.T + bias by oneDNN, where it is faster than MKL; as torch's compiler calls it."""
-    faster = torch.backends.cpu.get_cpu_capability() == "AVX512" and _made_by_amd()
-    call = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if faster else None
-    return None if call is None else lambda rows, weight, bias: call(rows, weight, bias, "none", [], "")
+def _onednn_is_faster() -> bool:
+    """Whether oneDNN is faster than MKL here, and kernels can call it."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and _made_by_amd() and onednn.here()
 
 
 def _made_by_amd() -> bool:
@@ -150,51 +138,25 @@ def _made_by_amd() -> bool:
     return sys.platform == "linux" and known.exists() and "AuthenticAMD" in known.read_text()
 
 
-def _product_of(rows: Sequence[Tensor], columns: int) -> Product | None:
-    """oneDNN's product, for rows that it multiplies faster than MKL."""
-    fits = len(rows[0]) >= ROWS_AT_ONCE and _large(rows, columns, LEAST_BY_ONEDNN)
-    return _onednn() if fits and torch.backends.mkldnn.enabled and knows_threads() else None
+def _by_onednn(rows: Sequence[Tensor], columns: int) -> bool:
+    """Whether oneDNN multiplies these rows, to or from so many columns."""
+    fits = len(rows[0]) >= onednn.ROWS and _large(rows, columns, LEAST_BY_ONEDNN)
+    return fits and torch.backends.mkldnn.enabled and _onednn_is_faster()
 
 
-def _blocks(size: int) -> Iterator[tuple[slice, slice]]:
-    """(rows to set, as many rows as any other block has, among which they are): oneDNN prepares each new shape."""
-    for begin in range(0, size, ROWS_AT_ONCE):
-        first = min(begin, size - ROWS_AT_ONCE)
-        yield slice(begin, first + ROWS_AT_ONCE), slice(first, first + ROWS_AT_ONCE)
+def _threads(rows: Sequence[Tensor], columns: int) -> int:
+    """That share oneDNN's products of these rows."""
+    return torch.get_num_threads() if _large(rows, columns, LEAST_SHARED) else 1
 
 
-def _multiply_block(
-    product: Product, out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bool, part: slice, block: slice
-) -> None:
-    """`multiply` of one block by oneDNN."""
-    (rows, weight), *others = pairs
-    total = product(rows[block], weight, bias)
-    for rows, weight in others:
-        total += product(rows[block], weight, None)
-    own = total[part.start - block.start :]
-    if add:
-        out[part] += own
-    else:
-        out[part] = own
-
-
-def _added_gradients(product: Product, grad: Tensor, rows: Sequence[Tensor], beside: Callable[[], object]) -> list[Tensor]:
-    """grad.T @ each of the rows by oneDNN: sums of ranges of the rows, added at last. beside: one more piece."""
+def _added_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor] | None:
+    """`weight_gradients` by oneDNN: sums of ranges of the rows, added at last. None where it cannot be done so."""
     size, width = grad.shape
-    steps = -(-size // ROWS_AT_ONCE)
-    ranges = max(1, min(MOST_SUMS, steps, SUM_BYTES // (4 * width * sum(each.size(1) for each in rows))))
-    with single_threaded():  # zeros are written faster than another thread wakes
-        sums = [grad.new_zeros(ranges, width, each.size(1)) for each in rows]
-
-    def add(number: int) -> None:
-        for step in range(steps * number // ranges, steps * (number + 1) // ranges):
-            first = min(step * ROWS_AT_ONCE, size - ROWS_AT_ONCE)
-            part = slice(first, first + ROWS_AT_ONCE)
-            turned = grad[part].t().clone(memory_format=torch.contiguous_format)  # of one column too, or grad would change
-            turned[:, : step * ROWS_AT_ONCE - first] = 0  # rows of the last but one: each shape is prepared once
-            for out, each in zip(sums, rows, strict=True):
-                out[number] += product(turned, each[part].t(), None)
-
-    in_pieces([*(partial(add, number) for number in range(ranges)), beside], _threads(rows, width))
+    ranges = max(1, min(MOST_SUMS, -(-size // onednn.ROWS), SUM_BYTES // (4 * width * sum(each.size(1) for each in rows))))
+    sums = [*(grad.new_empty(ranges, width, each.size(1)) for each in rows), grad.new_empty(ranges, width)]
+    of_columns = sums[-1][0], *(None for _ in rows[1:])
+    products = [SharedProduct(out[0], grad.t(), *each) for out, *each in zip(sums, rows, of_columns, strict=False)]
+    if not share(products, _threads(rows, width), ranges, way=SUMS_BY_ONEDNN):
+        return None
     with single_threaded():
         return [each.sum(0) for each in sums]

@@ -2,8 +2,8 @@
 
 A piece of `ooc.runtime.crew` is started by Python: a thread that takes one waits for the interpreter's lock, which loader
 threads hold between their kernels, and so does a helper that wakes. Here the caller and its helpers stay in a kernel. They
-claim pieces by compare-and-swap, call the `sgemm` that torch multiplies with, and sleep on semaphores. The bits are those of
-torch's own product in one thread.
+claim pieces by compare-and-swap, call what torch multiplies with, MKL's `sgemm` or oneDNN (`ooc.runtime.onednn`), and sleep on
+semaphores. The bits of MKL's products are those of torch's own in one thread.
 """
 
 import ctypes
@@ -26,23 +26,30 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ooc.runtime import onednn
 from ooc.runtime.crew import knows_threads, single_threaded
+from ooc.runtime.onednn import ARGUMENTS, ROWS, floats_at, free, multiply_block, tensor_at, turned_block
 from ooc.stores.atomics import compare_and_swap, fetch_add, load_acquire, store_release
 from ooc.stores.jit import kernel
 
 Calls = NDArray[np.int64]
 """int64[calls, NUMBERS]"""
+Beside = Callable[[], object] | None
 NUMBERS = 13
 _LAYOUT_A, _LAYOUT_B, _M, _N, _K, _A, _LDA, _B, _LDB, _C, _LDC, _ADD, _BIAS = range(NUMBERS)
 """Numbers of a call: the arguments of `sgemm`, whose matrices are column-major, so that its columns are torch's rows. _ADD:
 whether to add to what is there; _BIAS: the address of the bias that every row starts from, 0 for none."""
-_LEFT, _DONE, _BEGUN, _PIECES, _CALLS, _TABLE, _RANGES, _WORK, _ENDED, _SIZE = 0, 8, 16, 17, 18, 19, 20, 24, 32, 40
+_LEFT, _DONE, _BEGUN, _PIECES, _CALLS, _TABLE, _RANGES, _WAY, _FAILED = 0, 8, 16, 17, 18, 19, 20, 21, 22
+_WORK, _ENDED, _SIZE = 24, 32, 40
 """Numbers of a board, on cache lines of their own where several threads change them.
 
 _LEFT: pieces that nobody has claimed. _DONE: pieces that are done. _BEGUN: whether the caller still has to wait for them.
-_PIECES, _CALLS, _TABLE, _RANGES: the work (see `_do`). _WORK, _ENDED: semaphores of 32 bytes; the first is posted for each
-helper that is woken, the second for the caller where a helper does the last piece.
+_PIECES, _CALLS, _TABLE, _RANGES, _WAY: the work (see `_do`). _FAILED: whether a piece could not be done. _WORK, _ENDED:
+semaphores of 32 bytes; the first is posted for each helper that is woken, the second for the caller where a helper does the
+last piece.
 """
+BY_MKL, BLOCKS_BY_ONEDNN, SUMS_BY_ONEDNN = range(3)
+"""ways to multiply, see `share`"""
 LOOKS = 20_000
 """times that the caller looks whether all pieces are done before it sleeps: some 20 microseconds"""
 _ROW_MAJOR, _COLUMN_MAJOR = ord("N"), ord("T")
@@ -62,16 +69,6 @@ def _numbers_at(typing: Any, address: Any) -> Any:
     return types.CPointer(types.int64)(types.intp), generate
 
 
-@intrinsic
-def _floats_at(typing: Any, address: Any) -> Any:
-    """A pointer to float32 at an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
-
-    return types.CPointer(types.float32)(types.intp), generate
-
-
 @kernel
 def _set_rows(bias: NDArray[np.float32], rows: NDArray[np.float32]) -> None:
     for i in range(len(rows)):
@@ -87,8 +84,8 @@ def _multiply(call: NDArray[np.int64], first: int, rows: int, numbers: NDArray[n
     """
     left, out = call[_B] + 4 * first * call[_LDB], call[_C] + 4 * first * call[_LDC]
     if call[_BIAS] != 0:
-        given = carray(_floats_at(out), (rows, call[_LDC]))
-        _set_rows(carray(_floats_at(call[_BIAS]), (call[_M],)), given[:, : call[_M]])
+        given = carray(floats_at(out), (rows, call[_LDC]))
+        _set_rows(carray(floats_at(call[_BIAS]), (call[_M],)), given[:, : call[_M]])
     numbers[0], numbers[1], numbers[2], numbers[3] = call[_LAYOUT_A], call[_LAYOUT_B], call[_M], rows
     numbers[4], numbers[5], numbers[6], numbers[7] = call[_K], call[_LDA], call[_LDB], call[_LDC]
     factors[0], factors[1] = np.float32(1), np.float32(call[_ADD] != 0 or call[_BIAS] != 0)
@@ -97,20 +94,84 @@ def _multiply(call: NDArray[np.int64], first: int, rows: int, numbers: NDArray[n
 
 
 @kernel
-def _do(calls: Calls, ranges: int, piece: int, numbers: NDArray[np.int32], factors: NDArray[np.float32]) -> None:
-    """Do a piece: one of the ranges of rows of all calls or, where `ranges` is 0, one call."""
+def _multiply_rows(call: NDArray[np.int64], piece: int, own: NDArray[np.int64]) -> bool:
+    """Make one call for a block of rows by oneDNN. The last block begins with rows that another piece sets."""
+    begin = piece * ROWS
+    first, stop = min(begin, call[_N] - ROWS), min(begin + ROWS, call[_N])
+    by_row, by_column = (1, call[_LDA]) if call[_LAYOUT_A] == _ROW_MAJOR else (call[_LDA], 1)
+    left = tensor_at(call[_B] + 4 * first * call[_LDB], ROWS, call[_K], call[_LDB], 1, own)
+    right = tensor_at(call[_A], call[_M], call[_K], by_row, by_column, own)
+    bias = tensor_at(call[_BIAS], call[_M], 0, 1, 0, own) if call[_BIAS] != 0 else 0
+    out = carray(floats_at(call[_C] + 4 * begin * call[_LDC]), (stop - begin, call[_LDC]))
+    done = multiply_block(left, right, bias, out[:, : call[_M]], begin - first, call[_ADD] != 0, own)
+    free(left)
+    free(right)
+    free(bias)
+    return done and (bias != 0) == (call[_BIAS] != 0)
+
+
+@kernel
+def _add_rows(rows: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """Add all rows to `out`, in order."""
+    for i in range(len(rows)):
+        for j in range(len(out)):
+            out[j] += rows[i, j]
+
+
+@kernel
+def _add_range(calls: Calls, ranges: int, piece: int, own: NDArray[np.int64]) -> bool:
+    """Set the sums of a range of the left matrix's columns, which all calls share: its rows are turned in blocks. The first
+    call's bias is set to the sums of these columns."""
+    width, size, by_row = calls[0, _N], calls[0, _K], calls[0, _LDB]
+    steps, done = (size + ROWS - 1) // ROWS, True
+    begin = steps * piece // ranges
+    of_columns = carray(floats_at(calls[0, _BIAS] + 4 * piece * width), (width,))
+    of_columns[:] = 0
+    for step in range(begin, steps * (piece + 1) // ranges):
+        first = min(step * ROWS, size - ROWS)
+        skip = step * ROWS - first
+        given = carray(floats_at(calls[0, _B] + 4 * first * by_row), (ROWS, by_row))
+        _add_rows(given[skip:, :width], of_columns)
+        left = turned_block(given.ctypes.data, width, by_row, skip, own)
+        for i in range(len(calls)):
+            right = tensor_at(calls[i, _A] + 4 * first * calls[i, _LDA], calls[i, _M], ROWS, 1, calls[i, _LDA], own)
+            out = carray(floats_at(calls[i, _C] + 4 * piece * width * calls[i, _M]), (width, calls[i, _M]))
+            done = multiply_block(left, right, 0, out, 0, step > begin, own) and done
+            free(right)
+        free(left)
+    return done
+
+
+@kernel
+def _do(
+    calls: Calls,
+    ranges: int,
+    way: int,
+    piece: int,
+    numbers: NDArray[np.int32],
+    factors: NDArray[np.float32],
+    own: NDArray[np.int64],
+) -> bool:
+    """Do a piece: one of the ranges of all calls or, where `ranges` is 0, one call. Returns whether it could be done."""
+    if way == SUMS_BY_ONEDNN:
+        return _add_range(calls, ranges, piece, own)
     if ranges == 0:
         _multiply(calls[piece], 0, calls[piece, _N], numbers, factors)
-        return
+        return True
+    done = True
     for i in range(len(calls)):
-        first, stop = calls[i, _N] * piece // ranges, calls[i, _N] * (piece + 1) // ranges
-        _multiply(calls[i], first, stop - first, numbers, factors)
+        if way == BLOCKS_BY_ONEDNN:
+            done = _multiply_rows(calls[i], piece, own) and done
+        else:
+            first, stop = calls[i, _N] * piece // ranges, calls[i, _N] * (piece + 1) // ranges
+            _multiply(calls[i], first, stop - first, numbers, factors)
+    return done
 
 
 @kernel
 def _work(board: NDArray[np.int64]) -> bool:
     """Work on pieces until none is left; returns whether the last one to be done was among them."""
-    numbers, factors = np.empty(8, np.int32), np.empty(2, np.float32)
+    numbers, factors, own = np.empty(8, np.int32), np.empty(2, np.float32), np.empty(ARGUMENTS, np.int64)
     while True:
         left = load_acquire(board, _LEFT)
         if left == 0:
@@ -119,7 +180,8 @@ def _work(board: NDArray[np.int64]) -> bool:
             continue
         # The piece is of the work that is on the board now, which stays there until it is done.
         pieces, calls = board[_PIECES], carray(_numbers_at(board[_TABLE]), (board[_CALLS], NUMBERS))
-        _do(calls, board[_RANGES], pieces - left, numbers, factors)
+        if not _do(calls, board[_RANGES], board[_WAY], pieces - left, numbers, factors, own):
+            board[_FAILED] = 1
         if fetch_add(board, _DONE, 1) + 1 == pieces:
             return True
 
@@ -141,11 +203,11 @@ def _serve(board: NDArray[np.int64]) -> None:
 
 
 @kernel
-def _begin(board: NDArray[np.int64], calls: Calls, ranges: int, helpers: int) -> None:
+def _begin(board: NDArray[np.int64], calls: Calls, ranges: int, way: int, helpers: int) -> None:
     """Put the work on the board and wake helpers. One that wakes late finds none, or helps with the next."""
     pieces = len(calls) if ranges == 0 else ranges
     board[_PIECES], board[_CALLS], board[_TABLE], board[_RANGES] = pieces, len(calls), calls.ctypes.data, ranges
-    board[_DONE], board[_BEGUN] = 0, 1
+    board[_WAY], board[_FAILED], board[_DONE], board[_BEGUN] = way, 0, 0, 1
     store_release(board, _LEFT, pieces)
     for _ in range(helpers):
         _sem_post(board.ctypes.data + 8 * _WORK)
@@ -165,16 +227,19 @@ def _finish(board: NDArray[np.int64], looks: int) -> None:
 
 
 @kernel
-def _begin_and_finish(board: NDArray[np.int64], calls: Calls, ranges: int, helpers: int, looks: int) -> None:
-    _begin(board, calls, ranges, helpers)
+def _begin_and_finish(board: NDArray[np.int64], calls: Calls, ranges: int, way: int, helpers: int, looks: int) -> None:
+    _begin(board, calls, ranges, way, helpers)
     _finish(board, looks)
 
 
 @kernel
-def _do_alone(calls: Calls, ranges: int) -> None:
-    numbers, factors = np.empty(8, np.int32), np.empty(2, np.float32)
+def _do_alone(calls: Calls, ranges: int, way: int) -> bool:
+    """Do all pieces. Returns whether each could be done."""
+    numbers, factors, own = np.empty(8, np.int32), np.empty(2, np.float32), np.empty(ARGUMENTS, np.int64)
+    done = True
     for piece in range(len(calls) if ranges == 0 else ranges):
-        _do(calls, ranges, piece, numbers, factors)
+        done = _do(calls, ranges, way, piece, numbers, factors, own) and done
+    return done
 
 
 class _Helpers:
@@ -187,25 +252,28 @@ class _Helpers:
             for at in (_WORK, _ENDED):
                 ctypes.CDLL(None).sem_init(ctypes.c_void_p(self.board.ctypes.data + 8 * at), 0, 0)
 
-    def share(self, calls: Calls, ranges: int, helpers: int, beside: Callable[[], object] | None, held: object) -> bool:
-        """Do all pieces, unless another thread has the helpers: then return False. held: what the calls have addresses of."""
+    def share(self, calls: Calls, ranges: int, way: int, helpers: int, beside: Beside, held: object) -> bool | None:
+        """Do all pieces, unless another thread has the helpers: then return None. held: what the calls have addresses of.
+
+        Returns whether each piece could be done.
+        """
         board, lock = self.board, self._lock
         if not lock.acquire(blocking=False):
-            return False
+            return None
         try:
             _finish(board, LOOKS)  # work that an interrupt has left, and loads the kernel, which another could end
             self._held = calls, held
             while self._size < helpers:
                 self._add()
             if beside is None:
-                _begin_and_finish(board, calls, ranges, helpers, LOOKS)
-                return True
-            try:
-                _begin(board, calls, ranges, helpers)
-                beside()
-            finally:  # helpers write to the caller's matrices
-                _finish(board, LOOKS)
-            return True
+                _begin_and_finish(board, calls, ranges, way, helpers, LOOKS)
+            else:
+                try:
+                    _begin(board, calls, ranges, way, helpers)
+                    beside()
+                finally:  # helpers write to the caller's matrices
+                    _finish(board, LOOKS)
+            return board[_FAILED] == 0
         finally:
             if board[_BEGUN] == 0:
                 self._held = None
@@ -244,6 +312,7 @@ def here() -> bool:
     except (OSError, AttributeError):
         return False
     llvmlite.binding.add_symbol("ooc_sgemm", ctypes.cast(function, ctypes.c_void_p).value)
+    onednn.here()  # its names, which the kernels have too
     return True
 
 
@@ -256,14 +325,16 @@ class SharedProduct(NamedTuple):
     bias: Tensor | None = None
     add: bool = False
 
-    def call(self, in_ranges: bool) -> list[int] | None:
+    def call(self, in_ranges: bool, way: int) -> list[int] | None:
         """The numbers of its call; None where torch has to multiply. in_ranges: whether rows are divided."""
         matrices = self.out, self.left, self.right
         if not all(map(_plain, matrices)) or not all(each.dim() == 2 for each in matrices):
             return None
         (rows, columns), inner = self.out.shape, self.left.size(1)
-        if self.left.size(0) != rows or self.right.shape != (inner, columns) or 1 in (rows, columns) or not self._bias_fits():
+        if self.left.size(0) != rows or self.right.shape != (inner, columns) or 1 in (rows, columns):
             return None  # torch's product of one row or column has other bits
+        if not self._bias_fits(rows if way == SUMS_BY_ONEDNN else columns):
+            return None
         layouts = [_layout(each) for each in matrices]
         if None in layouts:
             return None
@@ -273,9 +344,9 @@ class SharedProduct(NamedTuple):
         places = self.right.data_ptr(), lda, self.left.data_ptr(), ldb, self.out.data_ptr(), ldc
         return [of_right, of_left, columns, rows, inner, *places, self.add, 0 if self.bias is None else self.bias.data_ptr()]
 
-    def _bias_fits(self) -> bool:
+    def _bias_fits(self, size: int) -> bool:
         bias = self.bias
-        return bias is None or (_plain(bias) and bias.is_contiguous() and bias.shape == (self.out.size(1),))
+        return bias is None or (_plain(bias) and bias.is_contiguous() and bias.shape == (size,))
 
 
 def _plain(x: Tensor) -> bool:
@@ -296,18 +367,36 @@ def _layout(matrix: Tensor) -> tuple[int, int] | None:
     return None
 
 
-def _calls(products: Sequence[SharedProduct], in_ranges: bool) -> Calls | None:
+def _calls(products: Sequence[SharedProduct], in_ranges: bool, way: int) -> Calls | None:
     """The calls of all products; None where torch has to make one of them."""
     try:
-        calls = [each.call(in_ranges) for each in products]
+        found = [each.call(in_ranges, way) for each in products]
     except RuntimeError:  # tensors of torch.func have no address
         return None
-    if None in calls or (in_ranges and len({each.out.size(0) for each in products}) > 1):
+    if None in found or (in_ranges and len({each.out.size(0) for each in products}) > 1):
         return None
-    return np.array(calls, np.int64)
+    calls = [each for each in found if each is not None]
+    return np.array(calls, np.int64) if way == BY_MKL or (onednn.here() and _fits(calls, way)) else None
 
 
-def share(products: Sequence[SharedProduct], threads: int, ranges: int = 0, beside: Callable[[], object] | None = None) -> bool:
+def _fits(calls: Sequence[Sequence[int]], way: int) -> bool:
+    """Whether oneDNN's blocks are whole, and sums have one left matrix by columns, right ones by rows and no gaps in `out`."""
+    if way == BLOCKS_BY_ONEDNN:
+        return all(call[_N] >= ROWS for call in calls)
+    first = calls[0]
+    return (
+        first[_K] >= ROWS
+        and first[_BIAS] != 0
+        and all(
+            (call[_LAYOUT_B], call[_LAYOUT_A]) == (_COLUMN_MAJOR, _ROW_MAJOR)
+            and (call[_B], call[_LDB], call[_N], call[_K]) == (first[_B], first[_LDB], first[_N], first[_K])
+            and call[_LDC] == call[_M]
+            for call in calls
+        )
+    )
+
+
+def share(products: Sequence[SharedProduct], threads: int, ranges: int = 0, beside: Beside = None, way: int = BY_MKL) -> bool:
     """Make products in pieces that several threads take in turn, this one among them.
 
     Gradients are not recorded.
@@ -318,22 +407,35 @@ def share(products: Sequence[SharedProduct], threads: int, ranges: int = 0, besi
         ranges: Even ranges of the rows of `out` and `left`, each of which is a piece: all products, in order. 0: each product
             is a piece.
         beside: Called by this thread before it takes pieces; helpers start meanwhile.
+        way: `BY_MKL`; `BLOCKS_BY_ONEDNN`, whose ranges are blocks of `onednn.ROWS` rows, however many `ranges` says; or
+            `SUMS_BY_ONEDNN`: `out` is the first of so many sums, one behind another in memory, which together are the product.
+            Each is of a range of left's columns, which all products have. The first product's `bias` is the first of so many
+            sums of these columns, which are set too.
 
     Returns:
         Whether they were made. False, and nothing is done, where kernels cannot make one of them: not `here`, or matrices that
         are not float32 on the CPU, not row-major or column-major, of one row or column, or whose shapes do not fit.
 
+    Raises:
+        MemoryError: If oneDNN cannot multiply for want of memory.
+
     >>> share([SharedProduct(out, rows, weight.t())], threads=2, ranges=4)
     True
     """
-    calls = _calls(products, ranges > 0) if here() else None
+    calls = _calls(products, ranges > 0 and way != SUMS_BY_ONEDNN, way) if here() else None
     if calls is None:
         return False
-    helpers = min(threads, ranges or len(calls)) - 1
+    if way == BLOCKS_BY_ONEDNN:
+        ranges = -(-products[0].out.size(0) // ROWS)
+    helpers, done = min(threads, ranges or len(calls)) - 1, None
     with single_threaded():
-        if helpers < 1 or not _helpers.share(calls, ranges, helpers, beside, products):
+        if helpers > 0:
+            done = _helpers.share(calls, ranges, way, helpers, beside, products)
+        if done is None:
             if beside is not None:
                 beside()
-            _do_alone(calls, ranges)
+            done = _do_alone(calls, ranges, way)
+    if not done:
+        raise MemoryError("oneDNN has no memory left to multiply")
     torch.autograd.graph.increment_version([each.out for each in products if not each.out.is_inference()])
     return True
