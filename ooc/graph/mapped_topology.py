@@ -44,7 +44,7 @@ class MappedRanges:
     def add(self, slot: NDArray[np.int64], most: int) -> bool:
         """Record slots (int64[k]); returns True and starts over if more than `most` parts are touched."""
         with self._lock:
-            over = _touch(self._part, slot) > most
+            over = bool(_touch(self._part, slot) > most)
             if over:
                 self._part[:] = False
                 self.exceeded = True
@@ -56,7 +56,10 @@ def _touch(touched: NDArray[np.bool_], slot: NDArray[np.int64]) -> int:
     """Note the parts of these slots; returns how many were touched so far."""
     for k in range(len(slot)):
         touched[slot[k] // MAP_SLOTS] = True
-    return np.count_nonzero(touched)
+    count = 0
+    for each in touched:
+        count += each
+    return count
 
 
 _touched: "weakref.WeakKeyDictionary[Graph, MappedRanges]" = weakref.WeakKeyDictionary()

@@ -141,7 +141,7 @@ def _made_by_amd() -> bool:
 def _by_onednn(rows: Sequence[Tensor], columns: int) -> bool:
     """Whether oneDNN multiplies these rows, to or from so many columns."""
     fits = len(rows[0]) >= onednn.ROWS and _large(rows, columns, LEAST_BY_ONEDNN)
-    return fits and torch.backends.mkldnn.enabled and _onednn_is_faster()
+    return fits and bool(torch.backends.mkldnn.enabled) and _onednn_is_faster()
 
 
 def _threads(rows: Sequence[Tensor], columns: int) -> int:
@@ -154,8 +154,8 @@ def _added_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor] | Non
     size, width = grad.shape
     ranges = max(1, min(MOST_SUMS, -(-size // onednn.ROWS), SUM_BYTES // (4 * width * sum(each.size(1) for each in rows))))
     sums = [*(grad.new_empty(ranges, width, each.size(1)) for each in rows), grad.new_empty(ranges, width)]
-    of_columns = sums[-1][0], *(None for _ in rows[1:])
-    products = [SharedProduct(out[0], grad.t(), *each) for out, *each in zip(sums, rows, of_columns, strict=False)]
+    products = [SharedProduct(out[0], grad.t(), each) for out, each in zip(sums, rows, strict=False)]
+    products[0] = products[0]._replace(bias=sums[-1][0])
     if not share(products, _threads(rows, width), ranges, way=SUMS_BY_ONEDNN):
         return None
     with single_threaded():

@@ -47,7 +47,9 @@ _linear = types.ExternalFunction("ooc_torch_linear", _i32(*[_i64] * 8))
 def here() -> bool:
     """Whether this torch has the calls. Kernels that make them can be loaded from then on in any case."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    has_all = torch.backends.mkldnn.is_available() and all(hasattr(library, name) for name in _FUNCTIONS.values())
+    has_all = torch.backends.mkldnn.is_available() and all(  # type: ignore[no-untyped-call]
+        hasattr(library, name) for name in _FUNCTIONS.values()
+    )
     never_called = ctypes.CDLL(None).abort
     for name, of_torch in _FUNCTIONS.items():
         function = getattr(library, of_torch) if has_all else never_called

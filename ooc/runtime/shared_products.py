@@ -124,10 +124,12 @@ def _add_range(calls: Calls, ranges: int, piece: int, own: NDArray[np.int64]) ->
     call's bias is set to the sums of these columns."""
     width, size, by_row = calls[0, _N], calls[0, _K], calls[0, _LDB]
     steps, done = (size + ROWS - 1) // ROWS, True
-    begin = steps * piece // ranges
+    begin, end = steps * piece // ranges, steps * (piece + 1) // ranges
     of_columns = carray(floats_at(calls[0, _BIAS] + 4 * piece * width), (width,))
     of_columns[:] = 0
-    for step in range(begin, steps * (piece + 1) // ranges):
+    for i in range(len(calls) if begin == end else 0):
+        carray(floats_at(calls[i, _C] + 4 * piece * width * calls[i, _M]), (width, calls[i, _M]))[:] = 0
+    for step in range(begin, end):
         first = min(step * ROWS, size - ROWS)
         skip = step * ROWS - first
         given = carray(floats_at(calls[0, _B] + 4 * first * by_row), (ROWS, by_row))
@@ -242,12 +244,18 @@ def _do_alone(calls: Calls, ranges: int, way: int) -> bool:
     return done
 
 
+_core_of_caller: Callable[[], int] = getattr(ctypes.PyDLL(None), "sched_getcpu", lambda: 0)
+"""the core that the calling thread runs on; it keeps the interpreter's lock, as it takes less time than giving it back"""
+
+
 class _Helpers:
     """Threads that sleep in a kernel until there is work; as many as were ever asked for. One caller at a time has them."""
 
     def __init__(self) -> None:
         self.board, self._size, self._lock = np.zeros(_SIZE, np.int64), 0, threading.Lock()
         self._held: Any = None
+        self._threads: list[int] = []
+        self._core: int | None = None
         if sys.platform == "linux":
             for at in (_WORK, _ENDED):
                 ctypes.CDLL(None).sem_init(ctypes.c_void_p(self.board.ctypes.data + 8 * at), 0, 0)
@@ -265,6 +273,7 @@ class _Helpers:
             self._held = calls, held
             while self._size < helpers:
                 self._add()
+            self._leave_core_of_caller()
             if beside is None:
                 _begin_and_finish(board, calls, ranges, way, helpers, LOOKS)
             else:
@@ -285,8 +294,23 @@ class _Helpers:
             threading.Thread(target=self._help, name="products", daemon=True).start()
 
     def _help(self) -> None:
+        self._threads.append(threading.get_native_id())
+        self._core = None
         with single_threaded():
             _serve(self.board)
+
+    def _leave_core_of_caller(self) -> None:
+        """Let helpers run on any core but the caller's, where it may run on others.
+
+        Linux likes to wake a thread on the core of who wakes it, where it runs first: the caller would wait for its helper.
+        """
+        core = _core_of_caller()
+        if core != self._core:
+            self._core = core
+            others = os.sched_getaffinity(0) - {core}
+            for thread in self._threads if others else ():
+                with suppress(OSError):  # a sandbox may refuse it
+                    os.sched_setaffinity(thread, others)
 
 
 _helpers = _Helpers()

@@ -1,33 +1,37 @@
 """Products in pieces, by either library: the values of float64, and bits that do not depend on threads."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from ooc.models import products
 from ooc.models.memory_efficient import sum_of_products
 from ooc.models.products import multiply, weight_gradients
+from ooc.runtime import onednn
 from ooc.runtime.restoring import settings_restored
+from ooc.runtime.shared_products import BLOCKS_BY_ONEDNN, BY_MKL, SUMS_BY_ONEDNN, here, share
 from tests.ooc.models.test_memory_efficient import gradients
 
-needs_onednn = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch is built without oneDNN")
+needs_onednn = pytest.mark.skipif(not (here() and onednn.here()), reason="this torch has no oneDNN that kernels can call")
 
 
 @pytest.fixture
-def onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """oneDNN's product, whatever the processor is, for small products too; yields the rows of every one that it makes."""
+def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """oneDNN's products, whatever the processor is, small ones too; yields the way of every share that is made."""
     used: list[int] = []
 
-    def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        used.append(len(rows))
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-        return out
+    def noted(*args: Any, **options: Any) -> bool:
+        done = share(*args, **options)
+        if done:
+            used.append(options.get("way", BY_MKL))
+        return done
 
-    monkeypatch.setattr(products, "_onednn", lambda: product)
-    monkeypatch.setattr(products, "LEAST_PRODUCT", 1)
+    monkeypatch.setattr(products, "share", noted)
+    monkeypatch.setattr(products, "_onednn_is_faster", lambda: True)
+    monkeypatch.setattr(products, "LEAST_SHARED", 1)
     monkeypatch.setattr(products, "LEAST_BY_ONEDNN", 1)
     with settings_restored():
         yield used
@@ -109,7 +113,7 @@ def test_products_in_pieces_have_the_type_of_their_rows(monkeypatch: pytest.Monk
 
 @needs_onednn
 @pytest.mark.parametrize("size", [512, 1024, 3 * 512 + 77, 40 * 512 + 1])
-def test_products_by_onednn_are_those_of_float64_and_of_any_number_of_threads(onednn: list[int], size: int) -> None:
+def test_products_by_onednn_are_those_of_float64_and_of_any_number_of_threads(ways: list[int], size: int) -> None:
     torch.manual_seed(0)
     x, y, grad = torch.randn(size, 12), torch.randn(size, 9), torch.randn(size, 20)
     bias, of_x, of_y, before = torch.randn(20), torch.randn(20, 12), torch.randn(20, 9), torch.randn(size, 20)
@@ -120,7 +124,7 @@ def test_products_by_onednn_are_those_of_float64_and_of_any_number_of_threads(on
         multiply(out, [(x, of_x), (y, of_y)], bias)
         multiply(added, [(grad, torch.eye(20).t())], add=True)
         found.append([out, added, *weight_gradients(grad, [x, y])])
-    assert {*onednn} == {512, 20}, "blocks of one size, and turned gradients"
+    assert ways == 3 * [BLOCKS_BY_ONEDNN, BLOCKS_BY_ONEDNN, SUMS_BY_ONEDNN]
     x, y, wide = x.double(), y.double(), grad.double()
     wanted = [
         x @ of_x.double().t() + y @ of_y.double().t() + bias, before + wide,
@@ -133,7 +137,7 @@ def test_products_by_onednn_are_those_of_float64_and_of_any_number_of_threads(on
 
 @needs_onednn
 def test_few_rows_and_a_torch_that_is_not_to_use_onednn_have_products_by_mkl(
-    onednn: list[int], monkeypatch: pytest.MonkeyPatch
+    ways: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, weight = torch.randn(511, 4), torch.randn(3, 4)
     out = torch.empty(511, 3)
@@ -141,17 +145,18 @@ def test_few_rows_and_a_torch_that_is_not_to_use_onednn_have_products_by_mkl(
     assert torch.allclose(out, F.linear(x, weight), atol=1e-6)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     multiply(torch.empty(1024, 3), [(torch.randn(1024, 4), weight)])
-    assert not onednn
+    assert {*ways} == {BY_MKL}
 
 
 @needs_onednn
 @pytest.mark.parametrize("width", [7, 1])
-def test_gradients_of_a_sum_of_products_by_onednn_are_those_of_autograd(onednn: list[int], width: int) -> None:
+def test_gradients_of_a_sum_of_products_by_onednn_are_those_of_autograd(ways: list[int], width: int) -> None:
     torch.manual_seed(0)
     leaves = [torch.randn(*shape).requires_grad_() for shape in ((width,), (1100, 5), (width, 5), (1100, 6), (width, 6))]
     own = gradients(sum_of_products(*leaves), leaves)
     wanted = gradients(F.linear(leaves[1], leaves[2], leaves[0]) + F.linear(leaves[3], leaves[4]), leaves)
-    assert onednn
+    made = {BLOCKS_BY_ONEDNN, SUMS_BY_ONEDNN} if width > 1 else {BLOCKS_BY_ONEDNN}  # torch makes those of one column
+    assert {*ways} - {BY_MKL} == made
     for a, b in zip(own, wanted, strict=True):
         assert a is not None
         assert b is not None

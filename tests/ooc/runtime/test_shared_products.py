@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ooc.runtime import shared_products
+from ooc.runtime import onednn, shared_products
 from ooc.runtime.crew import single_threaded
-from ooc.runtime.shared_products import SharedProduct, share
+from ooc.runtime.shared_products import BLOCKS_BY_ONEDNN, SUMS_BY_ONEDNN, SharedProduct, share
 
 pytestmark = pytest.mark.skipif(not shared_products.here(), reason="torch is built without MKL")
 
@@ -168,6 +168,103 @@ def test_the_plain_reference() -> None:
     np.testing.assert_allclose(out.numpy(), left.astype(np.float64) @ right + bias, atol=1e-5)
 
 
+needs_onednn = pytest.mark.skipif(not onednn.here(), reason="torch has no oneDNN that kernels can call")
+
+
+@needs_onednn
+@pytest.mark.parametrize("lies", LIES)
+@pytest.mark.parametrize("size", [512, 513, 1024, 1501])
+def test_blocks_by_onednn_are_the_product(lies: str, size: int) -> None:
+    """Into a range of the columns of a larger matrix, of which the others stay; the bits are those of one thread."""
+    torch.manual_seed(0)
+    x, y, v, w = numbers(size, 40), numbers(size, 24, "part"), numbers(40, 50, lies), numbers(24, 50, lies)
+    bias, before = torch.randn(50), torch.randn(size, 60)
+    wanted = before.double()
+    wanted[:, 4:54] = x.double() @ v.double() + y.double() @ w.double() + bias
+    found = []
+    for threads in (1, 2, 4):
+        whole = before.clone()
+        out = whole[:, 4:54]
+        products = [SharedProduct(out, x, v, bias), SharedProduct(out, y, w, add=True)]
+        assert share(products, threads, ranges=1, way=BLOCKS_BY_ONEDNN)
+        found.append(whole)
+    assert torch.allclose(found[0].double(), wanted, atol=1e-4)
+    assert torch.equal(found[0][:, [*range(4), *range(54, 60)]], before[:, [*range(4), *range(54, 60)]])
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@needs_onednn
+@pytest.mark.parametrize("lies", ["rows", "part"])
+@pytest.mark.parametrize(("size", "ranges"), [(512, 1), (513, 1), (1500, 2), (1500, 3), (1500, 7), (5000, 4)])
+def test_sums_by_onednn_are_the_product_when_added(lies: str, size: int, ranges: int) -> None:
+    """Also of more ranges than blocks, of which some are of no column."""
+    torch.manual_seed(0)
+    grad, x, y = numbers(size, 20, lies), numbers(size, 12, lies), numbers(size, 9, lies)
+    found = []
+    for threads in (1, 2, 4):
+        sums = [torch.full((ranges, *shape), torch.nan) for shape in ((20, 12), (20, 9), (20,))]
+        products = [SharedProduct(sums[0][0], grad.t(), x, sums[2][0]), SharedProduct(sums[1][0], grad.t(), y)]
+        assert share(products, threads, ranges, way=SUMS_BY_ONEDNN)
+        found.append([each.sum(0) for each in sums])
+    wide = grad.double()
+    for own, exact in zip(found[0], (wide.t() @ x.double(), wide.t() @ y.double(), wide.sum(0)), strict=True):
+        assert torch.allclose(own.double(), exact, atol=1e-3)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+def wrong_for_onednn() -> dict[str, tuple[int, list[SharedProduct]]]:
+    """Products that are not made so, and the way."""
+    grad, x, out, bias = torch.randn(600, 8), torch.randn(600, 4), torch.empty(8, 4), torch.empty(8)
+    good = SharedProduct(out, grad.t(), x, bias)
+    return {
+        "few rows": (BLOCKS_BY_ONEDNN, [SharedProduct(torch.empty(511, 8), torch.randn(511, 4), torch.randn(4, 8))]),
+        "left by columns": (BLOCKS_BY_ONEDNN, [SharedProduct(torch.empty(600, 8), torch.randn(4, 600).t(), torch.randn(4, 8))]),
+        "few terms": (SUMS_BY_ONEDNN, [SharedProduct(out, grad[:511].t(), x[:511], bias)]),
+        "left by rows": (SUMS_BY_ONEDNN, [SharedProduct(out, torch.randn(8, 600), x, bias)]),
+        "right by columns": (SUMS_BY_ONEDNN, [SharedProduct(out, grad.t(), torch.randn(4, 600).t(), bias)]),
+        "another left": (SUMS_BY_ONEDNN, [good, SharedProduct(out.clone(), torch.randn(600, 8).t(), x)]),
+        "no sums of columns": (SUMS_BY_ONEDNN, [SharedProduct(out, grad.t(), x)]),
+        "sums of another length": (SUMS_BY_ONEDNN, [SharedProduct(out, grad.t(), x, torch.empty(4))]),
+        "gaps between sums": (SUMS_BY_ONEDNN, [SharedProduct(torch.empty(8, 5)[:, :4], grad.t(), x, bias)]),
+    }
+
+
+@needs_onednn
+@pytest.mark.parametrize("name", wrong_for_onednn())
+def test_what_onednn_is_not_given_is_left_to_torch(name: str) -> None:
+    way, products = wrong_for_onednn()[name]
+    assert not share(products, threads=2, ranges=1, way=way)
+
+
+WITHOUT_MEMORY = """
+import resource, sys
+import torch
+from ooc.runtime.shared_products import BLOCKS_BY_ONEDNN, SUMS_BY_ONEDNN, SharedProduct, share
+wide, threads = 2**17, int(sys.argv[1])
+left, right, out = torch.ones(600, 2), torch.ones(2, wide), torch.zeros(600, wide)
+small = SharedProduct(out[:, :4], left, right[:, :4])
+assert share([small], threads, 1, way=BLOCKS_BY_ONEDNN)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, used + 2**26))
+try:
+    share([SharedProduct(out, left, right)], threads, 1, way=BLOCKS_BY_ONEDNN)
+except MemoryError as error:
+    print(error)
+assert share([small], threads, 1, way=BLOCKS_BY_ONEDNN)
+print(float(out[:, :4].sum()))
+"""
+"""a product whose blocks take 256 MiB, where there are 64"""
+
+
+@needs_onednn
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_product_that_memory_has_no_room_for_says_so(threads: int) -> None:
+    command = [sys.executable, "-c", WITHOUT_MEMORY, str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "oneDNN has no memory left to multiply\n4800.0\n"), done.stderr
+
+
 @pytest.fixture
 def switching() -> Iterator[None]:
     """The interpreter gives other threads their turn as often as it can."""
@@ -264,6 +361,30 @@ def test_a_helper_takes_pieces_while_the_caller_is_busy() -> None:
 
     share([SharedProduct(out, left, right)], threads=2, ranges=8, beside=beside)
     assert seen == [True]
+
+
+def test_helpers_leave_the_core_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever it is, unless it is the only one."""
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("there is one core")
+    monkeypatch.setattr(shared_products, "_helpers", shared_products._Helpers())
+    product = SharedProduct(torch.zeros(40, 6), torch.ones(40, 5), torch.ones(5, 6))
+    try:
+        for core in (*before, min(before)):
+            monkeypatch.setattr(shared_products, "_core_of_caller", lambda core=core: core)
+            share([product], threads=2, ranges=4)
+            while not shared_products._helpers._threads:
+                time.sleep(0.001)
+            share([product], threads=2, ranges=4)
+            assert os.sched_getaffinity(shared_products._helpers._threads[0]) == before - {core}
+        os.sched_setaffinity(0, {max(before)})
+        monkeypatch.setattr(shared_products, "_core_of_caller", lambda: max(before))
+        share([product], threads=2, ranges=4)
+        assert os.sched_getaffinity(shared_products._helpers._threads[0]) == before - {min(before)}, "as before"
+        assert torch.equal(product.out, torch.full((40, 6), 5.0))
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def test_a_forked_process_has_helpers_of_its_own(large: Large) -> None:
