@@ -46,7 +46,10 @@ _linear = types.ExternalFunction("ooc_torch_linear", _i32(*[_i64] * 8))
 @cache
 def here() -> bool:
     """Whether this torch has the calls. Kernels that make them can be loaded from then on in any case."""
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    except OSError:  # it has another name elsewhere than on Linux
+        return False
     has_all = torch.backends.mkldnn.is_available() and all(  # type: ignore[no-untyped-call]
         hasattr(library, name) for name in _FUNCTIONS.values()
     )

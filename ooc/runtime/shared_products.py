@@ -244,10 +244,6 @@ def _do_alone(calls: Calls, ranges: int, way: int) -> bool:
     return done
 
 
-_core_of_caller: Callable[[], int] = getattr(ctypes.PyDLL(None), "sched_getcpu", lambda: 0)
-"""the core that the calling thread runs on; it keeps the interpreter's lock, as it takes less time than giving it back"""
-
-
 class _Helpers:
     """Threads that sleep in a kernel until there is work; as many as were ever asked for. One caller at a time has them."""
 
@@ -256,7 +252,10 @@ class _Helpers:
         self._held: Any = None
         self._threads: list[int] = []
         self._core: int | None = None
+        self._core_of_caller: Callable[[], int] = int
+        """it keeps the interpreter's lock, as it takes less time than giving it back"""
         if sys.platform == "linux":
+            self._core_of_caller = getattr(ctypes.PyDLL(None), "sched_getcpu", int)
             for at in (_WORK, _ENDED):
                 ctypes.CDLL(None).sem_init(ctypes.c_void_p(self.board.ctypes.data + 8 * at), 0, 0)
 
@@ -304,7 +303,7 @@ class _Helpers:
 
         Linux likes to wake a thread on the core of who wakes it, where it runs first: the caller would wait for its helper.
         """
-        core = _core_of_caller()
+        core = self._core_of_caller()
         if core != self._core:
             self._core = core
             others = os.sched_getaffinity(0) - {core}

@@ -372,14 +372,14 @@ def test_helpers_leave_the_core_of_the_caller(monkeypatch: pytest.MonkeyPatch) -
     product = SharedProduct(torch.zeros(40, 6), torch.ones(40, 5), torch.ones(5, 6))
     try:
         for core in (*before, min(before)):
-            monkeypatch.setattr(shared_products, "_core_of_caller", lambda core=core: core)
+            monkeypatch.setattr(shared_products._helpers, "_core_of_caller", lambda core=core: core)
             share([product], threads=2, ranges=4)
             while not shared_products._helpers._threads:
                 time.sleep(0.001)
             share([product], threads=2, ranges=4)
             assert os.sched_getaffinity(shared_products._helpers._threads[0]) == before - {core}
         os.sched_setaffinity(0, {max(before)})
-        monkeypatch.setattr(shared_products, "_core_of_caller", lambda: max(before))
+        monkeypatch.setattr(shared_products._helpers, "_core_of_caller", lambda: max(before))
         share([product], threads=2, ranges=4)
         assert os.sched_getaffinity(shared_products._helpers._threads[0]) == before - {min(before)}, "as before"
         assert torch.equal(product.out, torch.full((40, 6), 5.0))
