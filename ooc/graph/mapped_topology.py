@@ -44,22 +44,12 @@ class MappedRanges:
     def add(self, slot: NDArray[np.int64], most: int) -> bool:
         """Record slots (int64[k]); returns True and starts over if more than `most` parts are touched."""
         with self._lock:
-            over = bool(_touch(self._part, slot) > most)
+            self._part[slot // MAP_SLOTS] = True  # a damaged store's slots raise IndexError
+            over = int(np.count_nonzero(self._part)) > most
             if over:
                 self._part[:] = False
                 self.exceeded = True
             return over
-
-
-@kernel
-def _touch(touched: NDArray[np.bool_], slot: NDArray[np.int64]) -> int:
-    """Note the parts of these slots; returns how many were touched so far."""
-    for k in range(len(slot)):
-        touched[slot[k] // MAP_SLOTS] = True
-    count = 0
-    for each in touched:
-        count += each
-    return count
 
 
 _touched: "weakref.WeakKeyDictionary[Graph, MappedRanges]" = weakref.WeakKeyDictionary()
