@@ -112,10 +112,13 @@ def _multiply_rows(call: NDArray[np.int64], piece: int, own: NDArray[np.int64]) 
 
 @kernel
 def _add_rows(rows: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """Add all rows to `out`, in order."""
+    """Add the sum of the rows of a block to `out`: one sum of all blocks' rows in order would lose digits."""
+    sums = np.zeros(len(out), np.float32)
     for i in range(len(rows)):
         for j in range(len(out)):
-            out[j] += rows[i, j]
+            sums[j] += rows[i, j]
+    for j in range(len(out)):
+        out[j] += sums[j]
 
 
 @kernel
@@ -306,9 +309,9 @@ class _Helpers:
         core = self._core_of_caller()
         if core != self._core:
             self._core = core
-            others = os.sched_getaffinity(0) - {core}
-            for thread in self._threads if others else ():
-                with suppress(OSError):  # a sandbox may refuse it
+            with suppress(OSError):  # a sandbox may refuse it
+                others = os.sched_getaffinity(0) - {core}
+                for thread in self._threads if others else ():
                     os.sched_setaffinity(thread, others)
 
 
