@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -27,15 +28,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ooc
 from ooc.graph.aggregation import FirstLayerAggregates
+from ooc.models import products
 from ooc.models.builders import build_model
 from ooc.models.user_models import forward_batch
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import Blocks, keep_large_blocks
+from ooc.runtime.shared_products import BY_MKL, share
 from ooc.stores.jit import kernel
 from tools.bench.lib.machine import describe
 from tools.bench.sampled.steps import loader_of, seeds_of_run, sums_of
 
-PRODUCTS = {"addmm", "addmm_", "mm", "_linear_pointwise"}
+PRODUCTS = {"addmm", "addmm_", "mm"}
 CHAIN, CHAIN_CYCLES = 20_000_000, 5
 """links of the chain that measures the clock; cycles of one, a shift, an xor and a multiplication, on x86 since 2010"""
 COPY_BYTES = 2**28
@@ -44,8 +47,8 @@ ADAM_BYTES = 7 * 4
 """that a parameter's step moves: it, its gradient and two moments read, all but the gradient written"""
 
 
-Product = tuple[Any, tuple[Any, ...], dict[str, Any]]
-"""an operation of torch, its operands, and where it puts its result"""
+Product = Callable[[], object]
+"""a call that makes it again"""
 
 
 class Times(NamedTuple):
@@ -88,7 +91,7 @@ def copy_rate() -> float:
 
 
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Times matrix products, and keeps their operands."""
+    """Times matrix products, torch's operations and those that are shared in a kernel, and keeps them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -96,22 +99,44 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.found: list[Product] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = partial(func, *args, **(kwargs or {}))
+        return self._timed(call, partial(func, *map(_detached, args), **(kwargs or {}))) if _is_product(func) else call()
+
+    def __enter__(self) -> Any:
+        self._patch = patch.object(products, "share", self._share)
+        self._patch.start()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *raised: Any) -> None:
+        self._patch.stop()
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+
+    def _share(self, made: Any, threads: int, ranges: int = 0, beside: Any = None, way: int = BY_MKL) -> bool:
+        if beside is not None:
+            beside()
+        call = partial(share, made, threads, ranges, way=way)
+        return bool(self._timed(call, call))
+
+    def _timed(self, call: Callable[[], Any], again: Product) -> Any:
         begin = time.thread_time()
-        out = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in PRODUCTS:
-            self.seconds += time.thread_time() - begin
-            self.found.append((func, args, kwargs or {}))
+        out = call()
+        self.seconds += time.thread_time() - begin
+        self.found.append(again)
         return out
 
 
+def _is_product(func: Any) -> bool:
+    return func.overloadpacket.__name__ in PRODUCTS
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
 @torch.no_grad()
-def products_seconds(products: list[Product]) -> float:
+def products_seconds(found: list[Product]) -> float:
     """Processor time of these products alone."""
-    seconds = 0.0
-    for func, args, options in products:
-        own = [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args]
-        seconds += least_seconds(partial(func, *own, **options))
-    return seconds
+    return sum(map(least_seconds, found))
 
 
 @contextmanager
@@ -142,8 +167,8 @@ def one_batch(stages: Any, step: int, model: torch.nn.Module, optimizer: torch.o
     for name, mode in (("forward", forward), ("backward", backward)):
         split |= {f"{name}: products": mode.seconds, f"{name}: rest": seconds[name] - mode.seconds}
     split["optimizer"] = seconds["optimizer"]
-    products = {"forward: products": forward.found, "backward: products": backward.found}
-    return Times(split, moved(drawn, loaded, batch, model, stages, hidden), products)
+    found = {"forward: products": forward.found, "backward: products": backward.found}
+    return Times(split, moved(drawn, loaded, batch, model, stages, hidden), found)
 
 
 def moved(drawn: Any, loaded: Any, batch: Any, model: torch.nn.Module, stages: Any, hidden: int) -> dict[str, int]:
