@@ -116,7 +116,8 @@ class TrainConfig(NodeConfig, SharedGradients):
     eval_fanout: FanOuts = Field(default_factory=list, description="In-neighbors sampled for evaluation; by default --fanout.")
     sampler: Literal["neighbor", "labor", "ladies", "fastgcn", "degree", "gradient", "learned"] = Field(
         default="neighbor",
-        description="labor: nodes of a batch share neighbors; ladies, ...: a layer's nodes share a budget of --fanout.",
+        description="labor: nodes of a batch share neighbors (for its settings, such as --batch-dependency, see --help-all); "
+        "ladies, ...: a layer's nodes share a budget of --fanout.",
     )
     normalize: bool = Field(
         default=True,
@@ -130,13 +131,14 @@ class TrainConfig(NodeConfig, SharedGradients):
     importance: Annotated[int, Field(ge=0, le=64)] | Literal["*"] = Field(
         default=0,
         description="Iterations, or * until they converge, after which neighbors that many nodes of a batch have in common are "
-        "drawn more often (labor).",
+        "drawn more often (labor): 0 to 64, without --weight-attr.",
     )
     replace: bool = Field(default=False, description="Sample with replacement.")
     weight_attr: str | None = Field(default=None, description="Edge column with sampling weights.")
     pack: Size | None = Field(
         default=None,
-        description="Disk space to write each batch's rows together in, such as 12GB: fewer bytes for deep fan-outs.",
+        description="Disk space to write each batch's rows together in, such as 12GB: fewer bytes for deep fan-outs. It "
+        "changes nothing where all rows fit in memory.",
     )
     gpu_memory: Size | None = Field(
         default=None,

@@ -231,8 +231,11 @@ def weight_column_of(graph: Graph | Mapping[Any, Graph], weight_attr: str | None
         return weight_attr
     if weight_attr in ("edge_weight", "edge_attr") and "weight" in columns:
         return "weight"
-    there = ", ".join(name for name in columns if name != "edge_id") or "none: ingest the store with `weight`"
-    raise ConfigError(f"no edge column {weight_attr!r} to sample by; the store has {there}")
+    there = ", ".join(name for name in columns if name != "edge_id") or "none"
+    raise ConfigError(
+        f"no edge column {weight_attr!r} to sample by; the store has {there}. Features of edges do not serve: "
+        "ingest the numbers with `weight`, or name them edge_weight in the Data"
+    )
 
 
 def check_numbers(order: Any, **numbers: Any) -> None:

@@ -16,14 +16,13 @@ from ooc.runtime.shared_products import BLOCKS_BY_ONEDNN, BY_MKL, SUMS_BY_ONEDNN
 LEAST_PRODUCT, LEAST_SHARED = 2**24, 2**22
 """multiplications from which on a product is worth another thread of torch's, a third of a millisecond, and one that shares it
 in a kernel (`ooc.runtime.shared_products`)"""
-ROWS_AT_ONCE, FEWEST_COLUMNS = 512, 128
-"""of a piece: half a megabyte of output, and columns that MKL multiplies at 0.9 of its speed, more at all of it"""
-MOST_THREADS = 4
-"""that find pieces enough: gradients of 256 columns have four. More threads divide each product evenly, by OpenMP"""
+ROWS_AT_ONCE = 512
+"""of a piece: half a megabyte of output"""
 LEAST_BY_ONEDNN = 2**22
 """multiplications from which on oneDNN takes less than MKL in one thread, a call included"""
-MOST_SUMS, SUM_BYTES = 16, 2**24
-"""sums of gradients of weights that threads make at once, which are added at last; bytes of them, if there are several"""
+MOST_SUMS, SUM_BYTES, ROWS_OF_SUM = 16, 2**24, 1024
+"""sums of gradients of weights that threads make at once, which are added at last; bytes of them, if there are several; rows of
+one by MKL, at least"""
 Pair = tuple[Tensor, Tensor]
 
 
@@ -60,9 +59,9 @@ def multiply(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None = None, add
     rows, columns = [each for each, _ in pairs], out.size(1)
     if _by_onednn(rows, columns) and _share_rows(out, pairs, bias, add, _threads(rows, columns), BLOCKS_BY_ONEDNN):
         return
-    if _shared(rows, columns) and _share_rows(out, pairs, bias, add, torch.get_num_threads(), BY_MKL):
+    if _large(rows, columns, LEAST_SHARED) and _share_rows(out, pairs, bias, add, torch.get_num_threads(), BY_MKL):
         return
-    with single_threaded() if columns == 1 else alone(max(each.numel() for each in rows) * columns):
+    with _one_order(out, max(each.numel() for each in rows) * columns):
         _multiply_rows(out, pairs, bias, add)
 
 
@@ -75,18 +74,18 @@ def weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
             return made
     sums = grad.new_empty(width)
     of_bias = partial(torch.sum, grad, 0, out=sums)
-    if rows and plain(grad) and _shared(rows, width):
-        found = [grad.new_empty(width, each.size(1)) for each in rows]
-        if _share_columns(found, grad, rows, of_bias):
+    if rows and plain(grad) and _large(rows, width, LEAST_SHARED):
+        found = _shared_gradients(grad, rows, of_bias)
+        if found is not None:
             return [*found, sums]
-    narrow = 1 in (width, *(each.size(1) for each in rows))  # bits of such sums depend on threads
-    with single_threaded() if narrow else alone(max((each.numel() for each in rows), default=1) * width):
+    with _one_order(grad, max((each.numel() for each in rows), default=1) * width):
         return [*(grad.t() @ each for each in rows), grad.sum(0)]
 
 
-def _shared(rows: Sequence[Tensor], columns: int) -> bool:
-    """Whether products by MKL of these rows, to or from so many columns, are worth sharing."""
-    return _large(rows, columns, LEAST_SHARED) and torch.get_num_threads() <= MOST_THREADS
+def _one_order(x: Tensor, work: int) -> AbstractContextManager[None]:
+    """Of torch's product, with so many multiplications, of or to x: float32 in one thread, as MKL adds up in an order that
+    follows from the number of threads. They are few, or of rows with gaps: others are shared."""
+    return single_threaded() if x.is_cpu and x.dtype is torch.float32 else alone(work)
 
 
 def _share_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bool, threads: int, way: int) -> bool:
@@ -97,17 +96,29 @@ def _share_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bo
     return share(products, threads, -(-len(out) // ROWS_AT_ONCE), way=way)
 
 
-def _share_columns(found: Sequence[Tensor], grad: Tensor, rows: Sequence[Tensor], beside: Callable[[], object]) -> bool:
-    """Set `found` to grad.T @ each of the rows, in ranges of grad's columns, if it can be: each number is one sum over all
-    rows."""
-    threads, width = torch.get_num_threads(), grad.size(1)
-    ranges = max(1, min(-(-threads // len(rows)), width // FEWEST_COLUMNS))
-    bounds = [width * number // ranges for number in range(ranges + 1)]
-    parts = [*map(slice, bounds, bounds[1:])]
+def _shared_gradients(grad: Tensor, rows: Sequence[Tensor], beside: Callable[[], object]) -> list[Tensor] | None:
+    """grad.T @ each of the rows, if it can be shared: sums of ranges of the rows, as many as follow from their number, added at
+    last. (MKL multiplies all of grad's columns faster than parts of them, whose bits may differ, too.)"""
+    size = len(grad)
+    sums = _sums(grad, rows, size // ROWS_OF_SUM)
+    count = len(sums[0])
+    parts = [slice(size * number // count, size * (number + 1) // count) for number in range(count)]
     products = [
-        SharedProduct(out[part], grad[:, part].t(), each) for part in parts for out, each in zip(found, rows, strict=True)
+        SharedProduct(out[number], grad[part].t(), each[part])
+        for number, part in enumerate(parts)
+        for out, each in zip(sums, rows, strict=True)
     ]
-    return share(products, threads, beside=beside)
+    if not share(products, torch.get_num_threads(), beside=beside):
+        return None
+    with single_threaded():
+        return [each[0] if count == 1 else each.sum(0) for each in sums]
+
+
+def _sums(grad: Tensor, rows: Sequence[Tensor], wanted: int) -> list[Tensor]:
+    """Memory for sums of grad.T @ each of the rows: at most as many as wanted, one at least."""
+    width = grad.size(1)
+    count = max(1, min(MOST_SUMS, wanted, SUM_BYTES // (4 * width * sum(each.size(1) for each in rows))))
+    return [grad.new_empty(count, width, each.size(1)) for each in rows]
 
 
 def _large(rows: Sequence[Tensor], columns: int, least: int) -> bool:
@@ -152,11 +163,12 @@ def _threads(rows: Sequence[Tensor], columns: int) -> int:
 def _added_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor] | None:
     """`weight_gradients` by oneDNN: sums of ranges of the rows, added at last. None where it cannot be done so."""
     size, width = grad.shape
-    ranges = max(1, min(MOST_SUMS, -(-size // onednn.ROWS), SUM_BYTES // (4 * width * sum(each.size(1) for each in rows))))
-    sums = [*(grad.new_empty(ranges, width, each.size(1)) for each in rows), grad.new_empty(ranges, width)]
-    products = [SharedProduct(out[0], grad.t(), each) for out, each in zip(sums, rows, strict=False)]
-    products[0] = products[0]._replace(bias=sums[-1][0])
+    sums = _sums(grad, rows, -(-size // onednn.ROWS))
+    ranges = len(sums[0])
+    of_bias = grad.new_empty(2 * ranges, width)
+    products = [SharedProduct(out[0], grad.t(), each) for out, each in zip(sums, rows, strict=True)]
+    products[0] = products[0]._replace(bias=of_bias[0])
     if not share(products, _threads(rows, width), ranges, way=SUMS_BY_ONEDNN):
         return None
     with single_threaded():
-        return [each.sum(0) for each in sums]
+        return [each.sum(0) for each in (*sums, of_bias[:ranges])]

@@ -111,9 +111,9 @@ def _multiply_rows(call: NDArray[np.int64], piece: int, own: NDArray[np.int64]) 
 
 
 @kernel
-def _add_rows(rows: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """Add the sum of the rows of a block to `out`: one sum of all blocks' rows in order would lose digits."""
-    sums = np.zeros(len(out), np.float32)
+def _add_rows(rows: NDArray[np.float32], out: NDArray[np.float32], sums: NDArray[np.float32]) -> None:
+    """Add the sum of the rows of a block to `out`: one sum of all blocks' rows in order would lose digits. sums: to work in."""
+    sums[:] = 0
     for i in range(len(rows)):
         for j in range(len(out)):
             sums[j] += rows[i, j]
@@ -129,6 +129,7 @@ def _add_range(calls: Calls, ranges: int, piece: int, own: NDArray[np.int64]) ->
     steps, done = (size + ROWS - 1) // ROWS, True
     begin, end = steps * piece // ranges, steps * (piece + 1) // ranges
     of_columns = carray(floats_at(calls[0, _BIAS] + 4 * piece * width), (width,))
+    of_block = carray(floats_at(calls[0, _BIAS] + 4 * (ranges + piece) * width), (width,))
     of_columns[:] = 0
     for i in range(len(calls) if begin == end else 0):
         carray(floats_at(calls[i, _C] + 4 * piece * width * calls[i, _M]), (width, calls[i, _M]))[:] = 0
@@ -136,7 +137,7 @@ def _add_range(calls: Calls, ranges: int, piece: int, own: NDArray[np.int64]) ->
         first = min(step * ROWS, size - ROWS)
         skip = step * ROWS - first
         given = carray(floats_at(calls[0, _B] + 4 * first * by_row), (ROWS, by_row))
-        _add_rows(given[skip:, :width], of_columns)
+        _add_rows(given[skip:, :width], of_columns, of_block)
         left = turned_block(given.ctypes.data, width, by_row, skip, own)
         for i in range(len(calls)):
             right = tensor_at(calls[i, _A] + 4 * first * calls[i, _LDA], calls[i, _M], ROWS, 1, calls[i, _LDA], own)
@@ -175,7 +176,10 @@ def _do(
 
 @kernel
 def _work(board: NDArray[np.int64]) -> bool:
-    """Work on pieces until none is left; returns whether the last one to be done was among them."""
+    """Work on pieces until none is left; returns whether the last one to be done was among them.
+
+    No piece takes memory from numba, which would raise: nobody would wake who waits for a piece that was claimed.
+    """
     numbers, factors, own = np.empty(8, np.int32), np.empty(2, np.float32), np.empty(ARGUMENTS, np.int64)
     while True:
         left = load_acquire(board, _LEFT)
@@ -436,7 +440,7 @@ def share(products: Sequence[SharedProduct], threads: int, ranges: int = 0, besi
         way: `BY_MKL`; `BLOCKS_BY_ONEDNN`, whose ranges are blocks of `onednn.ROWS` rows, however many `ranges` says; or
             `SUMS_BY_ONEDNN`: `out` is the first of so many sums, one behind another in memory, which together are the product.
             Each is of a range of left's columns, which all products have. The first product's `bias` is the first of so many
-            sums of these columns, which are set too.
+            sums of these columns, which are set too; behind them is as much memory again, to work in.
 
     Returns:
         Whether they were made. False, and nothing is done, where kernels cannot make one of them: not `here`, or matrices that

@@ -8,7 +8,8 @@ together. Of several edges from one source to one destination the first has the 
 their own: with one number for all, their source would be drawn too rarely.
 
 Numbers change in steps. With `batch_dependency` K a source keeps its number for K batches, and at every K/4-th batch a quarter
-of the sources get new ones; in between, all batches draw alike, so equal destinations have equal samples there.
+of the sources get new ones (all of them at every K-th where K is below 4); in between, all batches draw alike, so equal
+destinations have equal samples there.
 """
 
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class Labor:
     Args:
         layer_dependency: Whether a source has the same random number in all hops, so that layers share neighbors too.
         batch_dependency: For how many batches K a source keeps its number, 1 or more: consecutive batches then share
-            neighbors. A quarter of the sources changes at every K/4-th batch.
+            neighbors. A quarter of the sources changes at every K/4-th batch, where K is below 4 all at every K-th.
         importance: Iterations, 0 to 64, or "*" until they converge, after which sources that many nodes of a batch have in
             common are drawn more often: fewer nodes, and sums of more variance. Means are weighted by the inverse of how often
             an edge is drawn, `edge_norm` of a batch, so they are unbiased but for a term that falls with the fan-out.
@@ -109,7 +110,8 @@ class Labor:
 
 
 def batch_key(seed: int, rank: int, step: int, period: int) -> BatchKey:
-    """The keys of the quarters at a step, counted over all epochs: each changes every `period` steps, one after the other."""
+    """The keys of the quarters at a step, counted over all epochs: each changes every `period` steps, one after the other where
+    there are as many steps as quarters."""
     late = [quarter * period // QUARTERS if period >= QUARTERS else 0 for quarter in range(QUARTERS)]
     turns = [(step + each) // period for each in late]
     return tuple(key_of(seed, Purpose.VARIATE, turn, quarter, rank) for quarter, turn in enumerate(turns))

@@ -1,5 +1,6 @@
 """Products in pieces, by either library: the values of float64, and bits that do not depend on threads."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_products_by_mkl_in_pieces_have_the_bits_of_one_thread(
 ) -> None:
     """Rows and columns that pieces do not divide evenly, and products beside them that are too small."""
     torch.manual_seed(0)
-    rows, wide, few = 2 * products.ROWS_AT_ONCE + more_rows, 2 * products.FEWEST_COLUMNS + more_columns, 8
+    rows, wide, few = 2 * products.ROWS_AT_ONCE + more_rows, 256 + more_columns, 8
     x, y, z = torch.randn(rows, 120), torch.randn(rows, 100, requires_grad=True), torch.randn(rows, few)
     bias, *weights = (torch.randn(wide, *size).requires_grad_() for size in ((), (120,), (100,), (few,)))
     found = []
@@ -60,6 +61,31 @@ def test_products_by_mkl_in_pieces_have_the_bits_of_one_thread(
     for one, pieces in zip(found[:3], found[3:], strict=True):
         assert all((a is None) == (b is None) for a, b in zip(one, pieces, strict=True))
         assert all(torch.equal(a, b) for a, b in zip(one, pieces, strict=True) if a is not None and b is not None)
+
+
+@pytest.mark.parametrize("size", [700, 3 * products.ROWS_OF_SUM + 5])
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_products_by_mkl_have_the_same_bits_in_any_number_of_threads(
+    size: int, by_columns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sum, or sums of ranges of the rows; of several pairs; and of rows that lie by columns, which torch multiplies."""
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    torch.manual_seed(0)
+    grad = torch.randn(size, 260)
+    rows = [torch.randn(width, size).t() if by_columns else torch.randn(size, width) for width in (128, 90)]
+    bias, weights = torch.randn(260), [torch.randn(260, each.size(1)) for each in rows]
+    pairs = [*itertools.chain(*zip(rows, weights, strict=True))]
+    found = []
+    with settings_restored():
+        for threads in (1, 2, 3, 5, 16):
+            torch.set_num_threads(threads)
+            found.append([*products.weight_gradients(grad, rows), products.added_products(bias, pairs)])
+    wide = grad.double()
+    given = sum((x.double() @ w.double().t() for x, w in zip(rows, weights, strict=True)), start=bias.double())
+    for own, exact in zip(found[0], [*(wide.t() @ each.double() for each in rows), wide.sum(0), given], strict=True):
+        assert own.is_contiguous()
+        assert torch.allclose(own.double(), exact, atol=1e-3)
+    assert all(torch.equal(a, b) for each in found[1:] for a, b in zip(found[0], each, strict=True))
 
 
 @pytest.mark.parametrize(("features", "width"), [(128, 1), (1, 128), (1, 1), (64, 3)])
