@@ -116,8 +116,8 @@ class TrainConfig(NodeConfig, SharedGradients):
     eval_fanout: FanOuts = Field(default_factory=list, description="In-neighbors sampled for evaluation; by default --fanout.")
     sampler: Literal["neighbor", "labor", "ladies", "fastgcn", "degree", "gradient", "learned"] = Field(
         default="neighbor",
-        description="labor: nodes of a batch share neighbors (for its settings, such as --batch-dependency, see --help-all); "
-        "ladies, ...: a layer's nodes share a budget of --fanout.",
+        description="labor: nodes of a batch share neighbors (see --help-all); ladies, ...: those of a layer a budget, "
+        "--fanout.",
     )
     normalize: bool = Field(
         default=True,
