@@ -78,14 +78,15 @@ def weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
         found = _shared_gradients(grad, rows, of_bias)
         if found is not None:
             return [*found, sums]
-    with _one_order(grad, max((each.numel() for each in rows), default=1) * width):
+    with _one_order(grad, max((each.numel() for each in rows), default=1) * width, 1 in (each.size(1) for each in rows)):
         return [*(grad.t() @ each for each in rows), grad.sum(0)]
 
 
-def _one_order(x: Tensor, work: int) -> AbstractContextManager[None]:
+def _one_order(x: Tensor, work: int, narrow: bool = False) -> AbstractContextManager[None]:
     """Of torch's product, with so many multiplications, of or to x: float32 in one thread, as MKL adds up in an order that
-    follows from the number of threads. They are few, or of rows with gaps: others are shared."""
-    return single_threaded() if x.is_cpu and x.dtype is torch.float32 else alone(work)
+    follows from the number of threads, and every type where a matrix is narrow, of one column. They are few, or of rows with
+    gaps: others are shared."""
+    return single_threaded() if x.is_cpu and (x.dtype is torch.float32 or narrow or x.size(1) == 1) else alone(work)
 
 
 def _share_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bool, threads: int, way: int) -> bool:
