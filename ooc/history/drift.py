@@ -76,7 +76,8 @@ class LayerDrift:
 class SquaredNorms(NamedTuple):
     """Sums over nodes, averages over draws a, b, ...: of squared norms, and what chance is estimated from.
 
-    A node's drift with draw c for its history is share * x - y, where x = |c|^2 + (|a|^2 + |b|^2) / 2 and y = c(a + b).
+    A node's drift with draw c for its history is share * (|c|^2 + (|a|^2 + |b|^2) / 2) - y, where y = c(a + b). That is
+    share * z - (1 - share) * y, where z = (|c - a|^2 + |c - b|^2) / 2, which is exactly 0 without dropout.
     """
 
     error: float
@@ -87,8 +88,8 @@ class SquaredNorms(NamedTuple):
     """|a|^2"""
     stored: float
     """|h|^2"""
-    xx: float
-    xy: float
+    zz: float
+    zy: float
     yy: float
 
     @classmethod
@@ -97,17 +98,18 @@ class SquaredNorms(NamedTuple):
         a, b, c = draws
         own = torch.stack([draw.square().sum(1) for draw in draws])
         both = torch.stack([(b * c).sum(1), (a * c).sum(1), (a * b).sum(1)])
-        x, y = own / 2 + own.sum(0) / 2, both.sum(0) - both
+        apart = torch.stack([(b - c).square().sum(1), (a - c).square().sum(1), (a - b).square().sum(1)])
+        y, z = both.sum(0) - both, (apart.sum(0) - apart) / 2
         error = torch.stack([(draw - history).square().sum(1) for draw in draws])
-        apart = 2 * (own.sum(0) - both.sum(0)) / 3
-        means = (error.sum() / 3, apart.sum(), own.sum() / 3, history.square().sum())
-        return cls(*map(float, (*means, *((each / 3).sum() for each in (x * x, x * y, y * y)))))
+        means = (error.sum() / 3, apart.sum() / 3, own.sum() / 3, history.square().sum())
+        return cls(*map(float, (*means, *((each / 3).sum() for each in (z * z, z * y, y * y)))))
 
     def squares(self) -> tuple[float, float, float]:
         """Of error, noise and chance, relative to the rows."""
         size = max(self.size, 1e-24)
-        share = max(0.0, 1 - self.apart / (2 * size))  # |n|^2 / |a|^2
-        variance = max(0.0, share**2 * self.xx - 2 * share * self.xy + self.yy)
+        drawn = min(1.0, self.apart / (2 * size))  # Var e / |a|^2
+        share = 1 - drawn  # |n|^2 / |a|^2
+        variance = max(0.0, share**2 * self.zz - 2 * share * drawn * self.zy + drawn**2 * self.yy)
         return self.error / size, self.apart * (1 + self.stored / size) / (2 * size), _CHANCE * variance**0.5 / size
 
 

@@ -173,7 +173,7 @@ def test_the_network_learns_what_repeats(tmp_path: Path) -> None:
     edges = Edges(nodes=40, count=3000)
     edges.dst = (edges.src + 7) % 40
     store = edges.store(tmp_path)
-    settings = {"window": "200", "by": "count", "epochs": 10, "threads": 1, "hidden": 32, "columns": [], "lr": 0.01}
+    settings = {"window": "200", "by": "count", "epochs": 20, "threads": 1, "hidden": 32, "columns": [], "lr": 0.01}
     summary = train(SnapshotsConfig(store=store, out=tmp_path / "run", **settings))
     assert summary["metrics"]["test"]["ap"] > 0.95
     assert summary["baselines"]["EdgeBank"]["test"]["ap"] > 0.95
