@@ -131,7 +131,7 @@ class TrainConfig(NodeConfig, SharedGradients):
     importance: Annotated[int, Field(ge=0, le=64)] | Literal["*"] = Field(
         default=0,
         description="Iterations, or * until they converge, after which neighbors that many nodes of a batch have in common are "
-        "drawn more often (labor): 0 to 64, without --weight-attr.",
+        "drawn more often (labor): 0 to 64.",
     )
     replace: bool = Field(default=False, description="Sample with replacement.")
     weight_attr: str | None = Field(default=None, description="Edge column with sampling weights.")
@@ -280,8 +280,6 @@ class TrainConfig(NodeConfig, SharedGradients):
             raise ValueError(f"{unused[0]} applies to sampler = labor only: set that too, or leave it out")
         if self.sampler == "labor" and self.replace:
             raise ValueError("replace does not apply to sampler = labor: leave it out")
-        if self.importance != 0 and self.weight_attr is not None:
-            raise ValueError("importance cannot be combined with weight_attr: leave one of them out")
         if self.importance != 0 and not getattr(self, "rescale", True):
             raise ValueError("importance weights sums by how often an edge is drawn: leave out rescale = false, or importance")
 

@@ -184,6 +184,7 @@ def without_last_hop(subgraph: Subgraph) -> Subgraph:
         None if subgraph.tree is None else subgraph.tree[:nodes].copy(),
         subgraph.unequal,
         None if subgraph.in_edges is None else subgraph.in_edges[:expanded].copy(),
+        None if subgraph.counts_for is None else subgraph.counts_for[:edges].copy(),
         subgraph.score,
     )
 

@@ -66,6 +66,9 @@ class Subgraph:
     in_edges: NDArray[np.int64] | None = None
     """int64[d]: in-edges of each expanded node that might have been drawn, by which means divide what its drawn ones stand for;
     None: by the sum of that"""
+    counts_for: NDArray[np.float64] | None = None
+    """float64[e]: what an edge counts for in its destination's mean, where that is weighted: stands_for times the weight that
+    edges are drawn by; None: stands_for"""
     score: NDArray[np.float64] | None = None
     """see `ooc.sampling.learned.Policy.score`; None where nothing was drawn by a policy"""
 
@@ -77,17 +80,20 @@ class Subgraph:
     @property
     def nbytes(self) -> int:
         """Size of the arrays in bytes, `share` among them, without `columns`."""
-        arrays = (self.node, self.indptr, self.source, self.slot, self.stands_for, self.tree, self.in_edges)
+        factors = (self.stands_for, self.counts_for)
+        arrays = (self.node, self.indptr, self.source, self.slot, *factors, self.tree, self.in_edges)
         return sum(array.nbytes for array in arrays if array is not None) + 4 * len(self.source) * self.unequal
 
     def share(self) -> NDArray[np.float32] | None:
-        """float32[e]: see `Block.share`; what an edge stands for, divided by what all of its destination stand for or, where
+        """float32[e]: see `Block.share`; what an edge counts for, divided by what all of its destination count for or, where
         that is known, by how many there are."""
         if self.stands_for is None or not self.unequal:
             return None
         target = np.repeat(np.arange(len(self.indptr) - 1), np.diff(self.indptr))
-        total = np.bincount(target, self.stands_for) if self.in_edges is None else self.in_edges
-        return (self.stands_for / total[target]).astype(np.float32)
+        counts = self.stands_for if self.counts_for is None else self.counts_for
+        total = np.bincount(target, counts) if self.in_edges is None else self.in_edges
+        total = np.where(total > 0, total, 1)  # of edges that all have weight 0
+        return (counts / total[target]).astype(np.float32)
 
     @property
     def column_bytes(self) -> int:
@@ -123,7 +129,8 @@ class Block(NamedTuple):
     uniform sampling, where it is degree / (sampled edges) of the destination"""
     share: Tensor | None = None
     """float32[e]: weight of each edge in its destination's mean (GraphSAINT and layer-wise sampling: stands_for / degree; LABOR
-    with importance: stands_for / its sum at the destination); None if all are equal"""
+    with importance: stands_for, times the weight that edges are drawn by, / its sum at the destination); None if all are
+    equal"""
     edge_attr: Tensor | None = None
     """[e, *feature shape]: features of the edges; None where the batch has none"""
     shared: Any = None

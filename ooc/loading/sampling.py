@@ -242,6 +242,8 @@ def _by_source(ds: Dataset, sampler: Any, replace: bool, trees: bool, unfit: Map
     if isinstance(found, Labor) and found.iterations == 0:
         return found
     what = "importance of Labor" if isinstance(found, Labor) else f"sampler='{found.name}'"
+    if isinstance(found, Labor):
+        unfit = {name: given for name, given in unfit.items() if name != "weight_attr"}
     if other := next((name for name, given in unfit.items() if given), None):
         raise ConfigError(f"{what} cannot be combined with {other}: leave one of them out")
     if ds.is_hetero:

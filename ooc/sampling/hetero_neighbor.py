@@ -265,7 +265,7 @@ class HeteroNeighborSampler:
         need = sum(node_bytes(count, self.row_bytes[name]) for name, count in most.items())
         for each, (sampled, _, _) in counts.items():
             edges, expanded = builder.edges[each], sum(builder.nodes[each[2]].num_nodes)
-            need += edge_bytes(sum(edges.num_edges) + sampled, expanded, self.samplers[each].weighted)
+            need += edge_bytes(sum(edges.num_edges) + sampled, expanded, 4 * self.samplers[each].weighted)
             need += self.samplers[each].kept_bytes
         if self.max_bytes is not None and need > self.max_bytes:
             largest = max(counts, key=lambda each: counts[each][0])

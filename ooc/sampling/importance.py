@@ -1,9 +1,11 @@
 """LABOR with importance iterations: sources that many destinations of a batch have in common are drawn more often.
 
-Every source of a hop has an importance, 1 at first. A destination with more in-edges than its fan-out k would have to take its
-in-edges with probabilities min(1, c * importance), where c is such that a sum over them has the variance of k uniform ones; an
-iteration multiplies the importance of each source by the largest c of its destinations, which lowers the expected number of
-distinct sources (Balin and Catalyurek, 2023, section 3.2). A destination then takes the k in-edges with the smallest ratios of
+A destination with more in-edges than its fan-out k takes them with probabilities min(1, c * weight), where c is such that k are
+expected, and another takes all of them; weights are all 1 unless edges are drawn by weight. After the first iteration a source's
+importance is the largest of these probabilities. With it a destination would have to take its in-edges with probabilities
+min(1, c * importance), where c is such that their weighted sum has the variance of before; an iteration sets the importance of
+each source to the largest of these, which lowers the expected number of distinct sources (Balin and Catalyurek, 2023, section
+3.2). A destination then takes the k in-edges with the smallest ratios of
 its sources' random numbers to their importance: at most k as in uniform sampling, never none. Given the numbers of the others
 an in-edge is taken with probability min(1, tau * importance), tau being the smallest ratio that was not taken, and stands for
 the inverse of it, so sums are unbiased (priority sampling: Duffield et al., 2007; Cohen and Kaplan, 2007).
@@ -27,8 +29,14 @@ MOST = 64
 """iterations at most"""
 BYTES_A_SLOT = 16
 """of an in-edge: its slot and its source"""
+BYTES_A_WEIGHT = 8
+"""more of an in-edge that is drawn by weight"""
 BYTES_A_SOURCE = 40
-"""its id, importance, random number, largest c, and the node it was met at last"""
+"""its id, importance, that of the iteration under way, random number, and the node it was met at last"""
+BYTES_A_DESTINATION = 8
+"""its variance"""
+LEAST = 1e-100
+"""of a weight, by its destination's largest one: squares of smaller ones are 0"""
 Floats = NDArray[np.float64]
 
 
@@ -43,14 +51,17 @@ class InEdges(NamedTuple):
     """int64[m]: positions among `node`"""
     node: Ids
     """int64[u]: the distinct sources"""
+    weight: Floats
+    """float64[m], all above 0; empty where edges are drawn alike"""
 
 
 def importance_of(edges: InEdges, fanout: int, iterations: int | None) -> Floats:
     """The importance of the sources after so many iterations, float64[u]; None: until these change little."""
-    importance, largest = np.ones(len(edges.node)), np.empty(len(edges.node))
-    before = np.inf
-    for _ in range(MOST if iterations is None else iterations):
-        expected = iterate(edges.indptr, edges.source, fanout, importance, largest)
+    importance, scratch = np.zeros(len(edges.node)), np.empty(len(edges.node))
+    variance = np.empty(len(edges.indptr) - 1)
+    before = begin(edges.indptr, edges.source, edges.weight, fanout, variance, importance)
+    for _ in range(1, MOST if iterations is None else iterations):
+        expected = iterate(edges.indptr, edges.source, edges.weight, fanout, variance, importance, scratch)
         if iterations is None and expected > before * (1 - CONVERGED):
             break
         before = expected
@@ -61,6 +72,7 @@ def importance_of(edges: InEdges, fanout: int, iterations: int | None) -> Floats
 def collect(
     indptr: Ids,
     indices: AnyArray,
+    weight: AnyArray,
     node: Ids,
     num_sources: int,
     left_indptr: Ids,
@@ -71,8 +83,12 @@ def collect(
     out_indptr: Ids,
     slot: Ids,
     source: Ids,
+    out_weight: Floats,
 ) -> int:
-    """Fill `InEdges` of `node`, with node ids for positions. Returns -1, or a slot that is not there or has no valid source."""
+    """Fill `InEdges` of `node`, with node ids for positions. weight: [E], or empty; edges of weight 0 are not among them.
+
+    Returns -1, or a slot that is not there or has no valid source or weight.
+    """
     at = 0
     for i in range(len(node)):
         first, last = indptr[node[i]], indptr[node[i] + 1]
@@ -83,8 +99,14 @@ def collect(
             u = int(indices[s])
             if u < 0 or u >= num_sources:
                 return s
+            if len(weight) > 0 and not (weight[s] >= 0 and weight[s] < np.inf):
+                return s
             if is_held_out(held_key, share, words, s, u, node[i]) or is_left_out(out, 0, len(out), u):
                 continue
+            if len(weight) > 0:
+                if weight[s] == 0:
+                    continue
+                out_weight[at] = weight[s]
             slot[at] = s
             source[at] = u
             at += 1
@@ -93,43 +115,92 @@ def collect(
 
 
 @kernel
-def scale_of(source: Ids, first: int, last: int, fanout: int, importance: Floats) -> float:
-    """c of a destination with in-edges first:last: the sum of 1 / min(1, c * importance) is degree**2 / fanout; where it takes
-    all of them, the smallest c that makes all certain."""
-    degree = last - first
-    if degree <= fanout:
-        least = np.inf
-        for e in range(first, last):
-            least = min(least, importance[source[e]])
-        return 1 / least
-    target, c = degree * degree / fanout, 0.0
+def largest_weight(weight: Floats, first: int, last: int) -> float:
+    """Of in-edges first:last; 1 without weights."""
+    found = 1.0 if len(weight) == 0 else 0.0
+    for e in range(first, min(last, len(weight))):
+        found = max(found, weight[e])
+    return found
+
+
+@kernel
+def relative(weight: Floats, e: int, largest: float) -> float:
+    """The weight of an in-edge by the destination's largest one; 1 without weights."""
+    return 1.0 if len(weight) == 0 else max(weight[e] / largest, LEAST)
+
+
+@kernel
+def rate_of(weight: Floats, first: int, last: int, largest: float, fanout: int) -> float:
+    """c of a destination with more in-edges, first:last, than its fan-out: the sum of min(1, c * weight) is the fan-out."""
+    c = 0.0
     while True:  # more and more of them are certain
-        inverse, certain = 0.0, 0
+        rest, certain = 0.0, 0
         for e in range(first, last):
-            own = importance[source[e]]
+            own = relative(weight, e, largest)
             if c * own >= 1:
                 certain += 1
             else:
-                inverse += 1 / own
-        before, c = c, inverse / (target - certain)
-        if c <= before or inverse == 0:
+                rest += own
+        before = c
+        if rest > 0:
+            c = (fanout - certain) / rest
+        if c <= before:
+            return before
+
+
+@kernel
+def scale_of(source: Ids, weight: Floats, first: int, last: int, largest: float, variance: float, importance: Floats) -> float:
+    """c of a destination with in-edges first:last: the sum of weight**2 / min(1, c * importance) is the variance."""
+    c = 0.0
+    while True:
+        rest, certain = 0.0, 0.0
+        for e in range(first, last):
+            own, likely = relative(weight, e, largest), importance[source[e]]
+            if c * likely >= 1:
+                certain += own * own
+            else:
+                rest += own * own / likely
+        before = c
+        if rest > 0:
+            c = rest / (variance - certain) if variance > certain else np.inf
+        if c <= before or c == np.inf:
             return max(c, before)
 
 
 @kernel
-def iterate(indptr: Ids, source: Ids, fanout: int, importance: Floats, largest: Floats) -> float:
-    """One iteration, in place; returns the expected number of distinct sources before it. largest: scratch, float64[u]."""
-    largest[:] = 0
+def begin(indptr: Ids, source: Ids, weight: Floats, fanout: int, variance: Floats, importance: Floats) -> float:
+    """The first iteration: fill `variance` and `importance`, which is 0 before; returns the expected number of sources.
+
+    variance: float64[n], of each destination's sum, by the square of its largest weight.
+    """
     for i in range(len(indptr) - 1):
-        if indptr[i + 1] > indptr[i]:
-            c = scale_of(source, indptr[i], indptr[i + 1], fanout, importance)
-            for e in range(indptr[i], indptr[i + 1]):
-                largest[source[e]] = max(largest[source[e]], c)
-    expected = 0.0
-    for u in range(len(importance)):
-        importance[u] *= largest[u]
-        expected += min(1.0, importance[u])
-    return expected
+        first, last = indptr[i], indptr[i + 1]
+        largest, c = largest_weight(weight, first, last), np.inf
+        if last - first > fanout:
+            c = rate_of(weight, first, last, largest, fanout)
+        variance[i] = 0.0
+        for e in range(first, last):
+            own = relative(weight, e, largest)
+            likely = min(1.0, c * own)
+            variance[i] += own * own / likely
+            importance[source[e]] = max(importance[source[e]], likely)
+    return float(importance.sum())
+
+
+@kernel
+def iterate(
+    indptr: Ids, source: Ids, weight: Floats, fanout: int, variance: Floats, importance: Floats, scratch: Floats
+) -> float:
+    """A further iteration, in place; returns the expected number of distinct sources. scratch: float64[u]."""
+    scratch[:] = 0
+    for i in range(len(indptr) - 1):
+        first, last, c = indptr[i], indptr[i + 1], np.inf
+        if last - first > fanout:
+            c = scale_of(source, weight, first, last, largest_weight(weight, first, last), variance[i], importance)
+        for e in range(first, last):
+            scratch[source[e]] = max(scratch[source[e]], min(1.0, c * importance[source[e]]))
+    importance[:] = scratch
+    return float(importance.sum())
 
 
 @kernel

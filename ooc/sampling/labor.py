@@ -62,7 +62,8 @@ class Labor:
             neighbors. A quarter of the sources changes at every K/4-th batch, where K is below 4 all at every K-th.
         importance: Iterations, 0 to 64, or "*" until they converge, after which sources that many nodes of a batch have in
             common are drawn more often: fewer nodes, and sums of more variance. Means are weighted by the inverse of how often
-            an edge is drawn, `edge_norm` of a batch, so they are unbiased but for a term that falls with the fan-out.
+            an edge is drawn, times its weight with `weight_attr`; see `edge_norm` of a batch. So they are unbiased but for a
+            term that falls with the fan-out.
 
     Raises:
         ConfigError: An argument does not fit.

@@ -85,11 +85,12 @@ class NodeHops:
 class EdgeHops:
     """The edges of a batch that are of one type, hop by hop; `columns` (name -> dtype) are loaded for them by the caller."""
 
-    def __init__(self, weighted: bool, columns: Mapping[str, np.dtype[Any]]) -> None:
+    def __init__(self, weighted: bool, columns: Mapping[str, np.dtype[Any]], by_weight: bool = False) -> None:
         self.indptr = np.zeros(1, np.int64)
         self.source = np.empty(0, np.int64)
         self.slot = np.empty(0, np.int64)
         self.stands_for = np.empty(0, np.float32) if weighted else None
+        self.counts_for = np.empty(0, np.float64) if by_weight else None
         self.columns = {name: np.empty(0, dtype) for name, dtype in columns.items()}
         self.num_edges: list[int] = []
         self.left_out: LeftOut | None = None
@@ -106,6 +107,8 @@ class EdgeHops:
         self.source, self.slot = _grown(self.source, done, num_edges), _grown(self.slot, done, num_edges)
         if self.stands_for is not None:
             self.stands_for = _grown(self.stands_for, done, num_edges)
+        if self.counts_for is not None:
+            self.counts_for = _grown(self.counts_for, done, num_edges)
         self.columns = {name: _grown(column, done, num_edges) for name, column in self.columns.items()}
 
     @property
@@ -128,9 +131,9 @@ class EdgeHops:
 
     def finish(self) -> None:
         """Truncate the arrays in place."""
-        arrays: list[AnyArray] = [self.source, self.slot, *self.columns.values()]
-        for array in arrays if self.stands_for is None else [*arrays, self.stands_for]:
-            array.resize(sum(self.num_edges), refcheck=False)
+        for array in (self.source, self.slot, *self.columns.values(), self.stands_for, self.counts_for):
+            if array is not None:
+                array.resize(sum(self.num_edges), refcheck=False)
 
 
 class SubgraphBuilder:
@@ -141,8 +144,10 @@ class SubgraphBuilder:
     the second reads edges; it can serve many batches.
     """
 
-    def __init__(self, seeds: Ids, weighted: bool, columns: Mapping[str, np.dtype[Any]], unequal: bool = False) -> None:
-        self.nodes, self.edges, self.unequal = NodeHops(seeds), EdgeHops(weighted, columns), unequal
+    def __init__(
+        self, seeds: Ids, weighted: bool, columns: Mapping[str, np.dtype[Any]], unequal: bool = False, by_weight: bool = False
+    ) -> None:
+        self.nodes, self.edges, self.unequal = NodeHops(seeds), EdgeHops(weighted, columns, by_weight), unequal
 
     def grow(self, need: HopBound) -> None:
         """Grow to the bounds of the hop under way."""
@@ -158,7 +163,7 @@ class SubgraphBuilder:
         in_edges = np.concatenate([each.in_edges for each in edges.by_layer]) if edges.by_layer else None
         scores = [each.score for each in edges.by_layer if each.score is not None]
         score = np.sum(scores, axis=0) if scores else None
-        return Subgraph(*arrays, unequal=self.unequal, in_edges=in_edges, score=score)
+        return Subgraph(*arrays, unequal=self.unequal, in_edges=in_edges, score=score, counts_for=edges.counts_for)
 
 
 class EdgeSampler:
@@ -197,6 +202,7 @@ class EdgeSampler:
         self.weight = None if weight is None else _weight_column(graph, weight)
         self.unequal = layer_wise is not None or (labor is not None and labor.iterations != 0)
         self.weighted, self.held_out, self.type_number = weight is not None or self.unequal, held_out, type_number
+        self.mean_by_weight = self.unequal and weight is not None
         self.by_source: SourceDraws | LayerDraws | None = None
         self.by_layer = layer_wise is not None
         if labor is not None:
@@ -240,6 +246,8 @@ class EdgeSampler:
                 self.check_drawn(found)
             else:
                 edges.by_layer.append(found)
+            if self.mean_by_weight:
+                self._count_by_weight(edges)
             return
         (start, stop), fanout, stream = nodes.expanding, self.fanout[hop], self._stream(key)
         filtered, draw = self._filtered(nodes, edges, hop), (start, stop, fanout, self.replace, stream)
@@ -263,11 +271,23 @@ class EdgeSampler:
 
     def check_drawn(self, bad: int) -> None:
         """Raise the error for a slot that a kernel found damaged, or whose weight is invalid; -1 for none."""
-        if bad >= self.num_slots or (bad >= 0 and self.weight is None):
+        if bad >= self.num_slots or (bad >= 0 and (self.weight is None or 0 <= self.weight[bad] < np.inf)):
             raise damaged_slot(bad)
         if bad >= 0:
             assert self.weight is not None
             raise InputError(f"the weight of slot {bad} is {self.weight[bad]}; sampling needs finite weights of at least 0")
+
+    def _count_by_weight(self, edges: EdgeHops) -> None:
+        """Set what the edges of the hop under way count for in means: what they stand for, times their weights."""
+        assert self.weight is not None
+        assert edges.stands_for is not None
+        assert edges.counts_for is not None
+        drawn = slice(*edges.drawn)
+        slot = edges.slot[drawn]
+        weight = self.weight[slot]
+        valid = (weight >= 0) & (weight < np.inf)
+        self.check_drawn(-1 if valid.all() else int(slot[np.argmin(valid)]))
+        np.multiply(edges.stands_for[drawn], weight, out=edges.counts_for[drawn], dtype=np.float64)
 
     def _stream(self, key: Key) -> np.uint64:
         """The key of this type's draws, which depend on no other batch."""
@@ -369,7 +389,8 @@ class NeighborSampler(EdgeSampler):
         self, seeds: Ids, columns: Mapping[str, np.dtype[Any]] | None = None, left_out: LeftOut | None = None
     ) -> SubgraphBuilder:
         """Start a batch of `seeds`; for `columns` see `EdgeHops`. Raises InputError if a seed is not a node."""
-        builder = SubgraphBuilder(checked_seeds(seeds, self.num_nodes), self.weighted, columns or {}, self.unequal)
+        how = self.weighted, columns or {}, self.unequal, self.mean_by_weight
+        builder = SubgraphBuilder(checked_seeds(seeds, self.num_nodes), *how)
         builder.edges.left_out = left_out
         return builder
 
@@ -388,7 +409,8 @@ class NeighborSampler(EdgeSampler):
         (sampled, hub, degree), stop, batch_size = counted, sum(num_nodes), num_nodes[0]
         reached = min(stop + self.most_new(sampled, hop), self.num_nodes + batch_size)
         most = HopBound(sampled, degree, reached, done + sampled, stop)
-        need = edge_bytes(most.num_edges, most.num_expanded, self.weighted) + node_bytes(most.num_nodes, self.row_bytes)
+        factors = 4 * self.weighted + 8 * self.mean_by_weight
+        need = edge_bytes(most.num_edges, most.num_expanded, factors) + node_bytes(most.num_nodes, self.row_bytes)
         need += self.expanded_bytes * most.num_expanded + self.kept_bytes + beside
         if self.max_bytes is not None and need > self.max_bytes:
             raise BudgetError(
@@ -427,9 +449,10 @@ def node_bytes(num_nodes: int, row_bytes: int) -> int:
     return 8 * num_nodes + table_bytes(num_nodes) + row_bytes * num_nodes
 
 
-def edge_bytes(num_edges: int, num_expanded: int, weighted: bool) -> int:
-    """Bytes of so many edges of a type, with one old copy of an array while it grows, at so many expanded nodes."""
-    return (24 + 4 * weighted) * num_edges + 8 * (num_expanded + 1)
+def edge_bytes(num_edges: int, num_expanded: int, factors: int) -> int:
+    """Bytes of so many edges of a type, with one old copy of an array while it grows, at so many expanded nodes. factors: of
+    these, what an edge stands for and counts for."""
+    return (24 + factors) * num_edges + 8 * (num_expanded + 1)
 
 
 def damaged_slot(slot: int, what: str = "node") -> StoreError:

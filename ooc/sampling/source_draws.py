@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 from ooc.graph.mapped_topology import request_in_edges
 from ooc.sampling import kernels
 from ooc.sampling.edge_split import HeldOut
-from ooc.sampling.importance import BYTES_A_SLOT, BYTES_A_SOURCE, InEdges, collect, draw_by_importance, importance_of
+from ooc.sampling.importance import (
+    BYTES_A_DESTINATION,
+    BYTES_A_SLOT,
+    BYTES_A_SOURCE,
+    BYTES_A_WEIGHT,
+    InEdges,
+    collect,
+    draw_by_importance,
+    importance_of,
+)
 from ooc.sampling.kernels import Factors
 from ooc.sampling.labor import MANY, KeptDraws, Key, Labor, Rule, Scratch, draw_by_source
 from ooc.sampling.left_out import NOTHING, LeftOut
@@ -66,11 +75,15 @@ class RepeatedDraws(threading.local):
         return kept
 
 
-def in_edges_of(indptr: Ids, indices: AnyArray, node: Ids, num_sources: int, out: Out) -> InEdges | int:
-    """All in-edges of the nodes (int64[n]) but those left out and held out, or a slot that is damaged."""
+def in_edges_of(
+    indptr: Ids, indices: AnyArray, node: Ids, num_sources: int, out: Out, weight: AnyArray = _NO_WEIGHT
+) -> InEdges | int:
+    """All in-edges of the nodes (int64[n]) but those left out, held out and of weight 0, or a slot that is damaged or of an
+    invalid weight. weight: [E], or empty."""
     most = int(kernels.count_edges(indptr, node, 0, len(node), -1, False)[0])
     own, slots, source = np.zeros(len(node) + 1, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
-    bad = int(collect(indptr, indices, node, num_sources, *out, own, slots, source))
+    weights = np.empty(most if len(weight) else 0)
+    bad = int(collect(indptr, indices, weight, node, num_sources, *out, own, slots, source, weights))
     if bad >= 0:
         return bad
     distinct = np.empty(min(most, num_sources), np.int64)
@@ -79,7 +92,7 @@ def in_edges_of(indptr: Ids, indices: AnyArray, node: Ids, num_sources: int, out
         count = int(kernels.relabel(_table.entries, _table.stamp, source, 0, int(own[-1]), distinct, 0))
     finally:
         _table.trim()
-    return InEdges(own, slots, source, distinct[:count])
+    return InEdges(own, slots, source, distinct[:count], weights)
 
 
 @dataclass(frozen=True)
@@ -149,11 +162,12 @@ class SourceDraws:
         self, node: Ids, fanout: int, keys: AnyArray, out: Out, slot: Ids, indptr: Ids, stands_for: Factors
     ) -> int:
         """`draw` where some sources are drawn more often."""
-        found = in_edges_of(self.indptr, self.indices, node, self.num_sources, out)
+        weight = _NO_WEIGHT if self.weight is None else self.weight
+        found = in_edges_of(self.indptr, self.indices, node, self.num_sources, out, weight)
         if not isinstance(found, InEdges):
             return found
         importance = importance_of(found, fanout, self.labor.iterations)
-        draw_by_importance(*found, importance, keys, fanout, slot, indptr, stands_for)
+        draw_by_importance(*found[:-1], importance, keys, fanout, slot, indptr, stands_for)
         return -1
 
     def scratch_bytes(self, node: Ids, fanout: int) -> int:
@@ -162,7 +176,8 @@ class SourceDraws:
             return 0
         slots = self._num_in_edges(node)
         sources = min(slots, self.num_sources)
-        return BYTES_A_SLOT * slots + BYTES_A_SOURCE * sources + table_bytes(sources)
+        a_slot = BYTES_A_SLOT + BYTES_A_WEIGHT * (self.weight is not None)
+        return a_slot * slots + BYTES_A_SOURCE * sources + table_bytes(sources) + BYTES_A_DESTINATION * len(node)
 
     def _num_in_edges(self, node: Ids) -> int:
         return int(kernels.count_edges(self.indptr, node, 0, len(node), -1, False)[0])

@@ -147,7 +147,6 @@ def test_a_fault_is_one_line_naming_the_key(values: dict[str, object], words: li
         ({"sampler": "labor", "mode": "cluster"}, "sampler does not apply to mode cluster: leave it out, or use another mode"),
         ({"batch_dependency": 4}, "batch_dependency applies to sampler = labor only: set that too, or leave it out"),
         ({"importance": "*"}, "importance applies to sampler = labor only: set that too, or leave it out"),
-        ({"sampler": "labor", "importance": 1, "weight_attr": "w"}, "importance cannot be combined with weight_attr"),
         ({"sampler": "labor", "importance": 1, "model": "gcn", "rescale": False}, "leave out rescale = false, or importance"),
         ({"sampler": "labor", "replace": True}, "replace does not apply to sampler = labor: leave it out"),
         (

@@ -65,6 +65,7 @@ def test_what_batches_depend_on(ds: Dataset, weight: str | None) -> None:
         (ooc.Labor(layer_dependency=True, batch_dependency=8), "weight", True),
         (ooc.Labor(layer_dependency=True, batch_dependency=8), None, True),
         (ooc.Labor(importance=1), None, False),
+        (ooc.Labor(importance=2), "weight", False),
         (ooc.Labor(layer_dependency=True, batch_dependency=8, importance="*"), None, False),
     ],
 )

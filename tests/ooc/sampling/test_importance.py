@@ -1,7 +1,8 @@
 """LABOR with importance: iterations and draws against plain loops, and estimates against the full aggregates."""
 
-import itertools
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from ooc.sampling import NeighborSampler
 from ooc.sampling.edge_split import HeldOut, pair_number
 from ooc.sampling.labor import Labor
 from ooc.sampling.left_out import LeftOut
-from ooc.stores.errors import BudgetError, ConfigError
+from ooc.stores.errors import BudgetError, ConfigError, InputError
 from ooc.stores.graph import Graph
 from tests.conftest import MakeStore
 from tests.ooc.sampling.test_neighbor import KEYS, random_graph
@@ -30,53 +31,83 @@ from tests.ooc.sampling_reference import source_numbers
 compiling = settings(deadline=None)  # the first example may compile a kernel
 
 
-def plain_scale(importance: list[float], fanout: int) -> float:
-    """c, by a search for the root."""
-    degree = len(importance)
-    if degree <= fanout:
-        return 1 / min(importance)
-    target = degree**2 / fanout
-    return float(brentq(lambda c: sum(1 / min(1, c * p) for p in importance) - target, 1e-9, 1 / min(importance), xtol=1e-14))
+def root(function: Callable[[float], float], most: float) -> float:
+    """Where a decreasing function is 0."""
+    return float(brentq(function, 1e-12, most, xtol=1e-15, rtol=1e-14))
 
 
-def plain_importance(sources: list[list[int]], fanout: int, iterations: int) -> dict[int, float]:
-    found = dict.fromkeys(itertools.chain(*sources), 1.0)
-    for _ in range(iterations):
-        largest = dict.fromkeys(found, 0.0)
-        for own in filter(None, sources):
-            c = plain_scale([found[u] for u in own], fanout)
-            for u in own:
-                largest[u] = max(largest[u], c)
-        found = {u: value * largest[u] for u, value in found.items()}
+def plain_rate(weights: list[float], fanout: int) -> float:
+    """c of a destination of more in-edges than the fan-out, by a search for the root."""
+    return root(lambda c: fanout - sum(min(1, c * w) for w in weights), 1 / min(weights))
+
+
+def plain_variance(weights: list[float], likely: list[float]) -> float:
+    return sum(w**2 / p for w, p in zip(weights, likely, strict=True))
+
+
+def plain_importance(edges: list[list[tuple[int, float]]], fanout: int, iterations: int) -> dict[int, float]:
+    """edges: the (source, weight) of each destination's in-edges."""
+    found: dict[int, float] = {}
+    variance = []
+    for own in edges:
+        weights = [w for _, w in own]
+        likely = [1.0] * len(own)
+        if len(own) > fanout:
+            c = plain_rate(weights, fanout)
+            likely = [min(1, c * w) for w in weights]
+        variance.append(plain_variance(weights, likely))
+        for (u, _), p in zip(own, likely, strict=True):
+            found[u] = max(found.get(u, 0), p)
+    for _ in range(iterations - 1):
+        following = dict.fromkeys(found, 0.0)
+        for own, most in zip(edges, variance, strict=True):
+            likely = [1.0] * len(own)
+            if len(own) > fanout:
+                weights, before = [w for _, w in own], [found[u] for u, _ in own]
+                excess = partial(_excess, weights, before, most)
+                least = 1 / min(before)
+                c = root(excess, least) if excess(least) < 0 else least
+                likely = [min(1, c * p) for p in before]
+            for (u, _), p in zip(own, likely, strict=True):
+                following[u] = max(following[u], p)
+        found = following
     return found
 
 
+def _excess(weights: list[float], before: list[float], most: float, c: float) -> float:
+    """By how much the variance is too large."""
+    return plain_variance(weights, [min(1, c * p) for p in before]) - most
+
+
 @compiling
-@given(st.integers(2, 30), st.integers(0, 250), st.integers(1, 6), st.integers(1, 3), KEYS, st.booleans())
+@given(st.integers(2, 30), st.integers(0, 250), st.integers(1, 6), st.integers(1, 3), KEYS, st.booleans(), st.booleans())
 def test_it_gives_what_the_plain_loop_gives(
-    num_nodes: int, num_edges: int, fanout: int, iterations: int, key: int, filtered: bool
+    num_nodes: int, num_edges: int, fanout: int, iterations: int, key: int, filtered: bool, weighted: bool
 ) -> None:
-    """Samples of one hop, of in-edges that are neither left out nor held out."""
+    """Samples of one hop, of in-edges that are neither left out nor held out, nor of weight 0."""
     graph = random_graph(num_nodes, num_edges, seed=num_edges)
+    weight = np.asarray(graph.columns["weight"], np.float64) if weighted else np.ones(num_edges)
     nodes, out = np.arange(0, num_nodes, 2), 0 if filtered else -1
     left_out = LeftOut.of(np.arange(len(nodes)), np.full(len(nodes), 0), len(nodes)) if filtered else None
     held_out = HeldOut(np.uint64(5), 0.3 if filtered else 0.0)
-    sampler = NeighborSampler(graph, [fanout], labor=Labor(importance=iterations), held_out=held_out)
-    found = sampler.sample(nodes, key, left_out)
+    given: dict[str, Any] = {"weight": "weight" if weighted else None, "held_out": held_out}
+    found = NeighborSampler(graph, [fanout], labor=Labor(importance=iterations), **given).sample(nodes, key, left_out)
     kept = []
     for v in nodes.tolist():
-        slots = range(*graph.slots(v))
-        ends = [(s, int(graph.indices[s])) for s in slots]
+        ends = [(s, int(graph.indices[s])) for s in range(*graph.slots(v)) if weight[s] > 0]
         kept.append([s for s, u in ends if u != out and not pair_number(np.uint64(5), u, v) < held_out.share])
-    importance = plain_importance([[int(graph.indices[s]) for s in own] for own in kept], fanout, iterations)
+    edges = [[(int(graph.indices[s]), float(weight[s])) for s in own] for own in kept]
+    importance = plain_importance(edges, fanout, iterations)
+    share = share_of(found)
     for i, (v, own) in enumerate(zip(nodes.tolist(), kept, strict=True)):
         ranked = sorted((number / importance[int(graph.indices[s])], s) for s, number in numbers_of(graph, v, own, key).items())
         tau = ranked[fanout][0] if len(ranked) > fanout else math.inf
         expected = sorted(s for _, s in ranked[:fanout])
         at = slice(found.indptr[i], found.indptr[i + 1])
         assert found.slot[at].tolist() == expected
-        factors = [1 / min(1, tau * importance[int(graph.indices[s])]) for s in expected]
+        factors = np.array([1 / min(1, tau * importance[int(graph.indices[s])]) for s in expected])
         assert np.allclose(found.stands_for[at], factors, rtol=1e-5)
+        assert np.allclose(share[at], factors * weight[expected] / max((factors * weight[expected]).sum(), 1e-300), rtol=1e-4)
 
 
 def numbers_of(graph: Graph, v: int, kept: list[int], key: int) -> dict[int, float]:
@@ -100,36 +131,76 @@ def share_of(found: Subgraph) -> np.ndarray:
 
 
 @pytest.mark.cases(1)
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("importance", [1, "*"])
-def test_the_expected_estimate_is_the_full_aggregate(importance: Any) -> None:
-    """Sums exactly; means, which are ratios, but for a small bias, far below their deviation; those of equal values always."""
+def test_the_expected_estimate_is_the_full_aggregate(importance: Any, weighted: bool) -> None:
+    """Sums exactly, of values and of weights times values; means by weight, which are ratios, but for a small bias, far below
+    their deviation; those of equal values always."""
     graph, rng = overlapping(), np.random.default_rng(3)
-    value = (rng.normal(size=60) + 1)[graph.indices]
-    sampler = NeighborSampler(graph, [8], labor=Labor(importance=importance))
-    degree = np.diff(graph.indptr)
-    sums, means = [], []
+    value, weight = (rng.normal(size=60) + 1)[graph.indices], np.ones(graph.num_edges)
+    if weighted:
+        weight = rng.lognormal(size=graph.num_edges)
+    sampler = NeighborSampler(graph, [8], labor=Labor(importance=importance), weight=weight if weighted else None)
+    sums, weighted_sums, means = [], [], []
     for draw in range(3000):
         found = sampler.sample(np.arange(60), key_of(draw, Purpose.SAMPLE))
         at = np.repeat(np.arange(60), np.diff(found.indptr))
         sums.append(np.bincount(at, found.stands_for * value[found.slot], 60))
+        weighted_sums.append(np.bincount(at, found.stands_for * (weight * value)[found.slot], 60))
         means.append(np.bincount(at, share_of(found) * value[found.slot], 60))
-    full = np.bincount(np.repeat(np.arange(60), degree), value, 60)
+    target = np.repeat(np.arange(60), np.diff(graph.indptr))
     assert (found.stands_for > 1.01).any()
     assert len(np.unique(found.stands_for.round(3))) > 60  # unequal
-    error = np.std(sums, 0) / np.sqrt(len(sums))
-    assert (np.abs(np.mean(sums, 0) - full) < 4.5 * error).all()
-    assert (np.abs(np.mean(means, 0) - full / degree) < 0.15 * np.std(means, 0)).all()
-    assert abs((np.mean(means, 0) - full / degree).mean()) < 0.03 * (full / degree).mean()
+    for estimates, full in ((sums, np.bincount(target, value)), (weighted_sums, np.bincount(target, weight * value))):
+        error = np.std(estimates, 0) / np.sqrt(len(estimates))
+        assert (np.abs(np.mean(estimates, 0) - full) < 4.5 * error).all()
+    mean = np.bincount(target, weight * value) / np.bincount(target, weight)
+    assert (np.abs(np.mean(means, 0) - mean) < (0.3 if weighted else 0.15) * np.std(means, 0)).all()
+    assert abs((np.mean(means, 0) - mean).mean()) < 0.03 * mean.mean()
     assert np.allclose(np.bincount(at, share_of(found)), 1)
 
 
-def test_sources_are_fewer_with_every_iteration() -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sources_are_fewer_with_every_iteration(weighted: bool) -> None:
     graph = overlapping(3000)
+    weight = np.random.default_rng(4).lognormal(size=graph.num_edges) if weighted else None
     counts = []
     for importance in (0, 1, 3, "*"):
-        sampler = NeighborSampler(graph, [5], labor=Labor(importance=importance))
+        sampler = NeighborSampler(graph, [5], weight=weight, labor=Labor(importance=importance))
         counts.append(np.mean([sampler.sample(np.arange(400), key).num_nodes[1] for key in range(20)]))
     assert counts[0] > 1.02 * counts[1] > 1.02 * counts[2] > counts[3]
+
+
+def test_hops_of_all_in_edges_have_means_by_weight_too() -> None:
+    """Where all of a node's edges have weight 0 they share nothing."""
+    graph = random_graph(20, 100, 0)
+    weight = np.where(np.arange(100) < graph.indptr[2], 0.0, np.asarray(graph.columns["weight"]))
+    found = NeighborSampler(graph, [-1], weight=weight, labor=Labor(importance=1)).sample(np.arange(20), 1)
+    target = np.repeat(np.arange(20), np.diff(graph.indptr))
+    total = np.bincount(target, weight, 20)[target]
+    assert np.array_equal(found.slot, np.arange(100))
+    assert np.allclose(share_of(found), weight / np.where(total > 0, total, 1))
+
+
+@pytest.mark.parametrize("wrong", [-1.0, np.inf, np.nan])
+@pytest.mark.parametrize("fanout", [2, -1])
+def test_invalid_weights_are_refused(wrong: float, fanout: int) -> None:
+    graph = overlapping()
+    weight = np.ones(graph.num_edges)
+    weight[7] = wrong
+    with pytest.raises(InputError, match=rf"weight of slot 7 is {wrong}; sampling needs finite weights"):
+        NeighborSampler(graph, [fanout], weight=weight, labor=Labor(importance=1)).sample(np.arange(5), 1)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+def test_only_the_ratios_of_weights_matter(scale: float) -> None:
+    graph, weight = overlapping(), np.exp(np.random.default_rng(4).normal(0, 4, 3000))
+    found = [
+        NeighborSampler(graph, [5], weight=each, labor=Labor(importance="*")).sample(np.arange(60), 1)
+        for each in (weight[: graph.num_edges], scale * weight[: graph.num_edges])
+    ]
+    assert np.array_equal(found[0].slot, found[1].slot)
+    assert np.allclose(found[0].stands_for, found[1].stands_for)
 
 
 @pytest.mark.parametrize("fanout", [[-1], [0], [60]])
@@ -155,20 +226,23 @@ def test_the_in_edges_of_a_hop_count_for_the_memory() -> None:
     assert bounds[1] > bounds[0] + 16 * 40_000
 
 
-def test_a_loader_weighs_means_whether_rows_are_aggregated_first_or_not(make_store: MakeStore) -> None:
-    store = make_store(num_nodes=80, num_edges=2000)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_loader_weighs_means_whether_rows_are_aggregated_first_or_not(make_store: MakeStore, weighted: bool) -> None:
+    store = make_store(num_nodes=80, num_edges=2000, **({"weight": True} if weighted else {}))
     given: dict[str, Any] = {"batch_size": 10, "shuffle": True, "seed": 1, "sampler": ooc.Labor(importance=1)}
+    given |= {"weight_attr": "weight" if weighted else None, "edge_ids": True}
     first = BlockSAGEConv(8, 4)
     with ooc.open(store) as ds:
         plain = ooc.NeighborLoader(ds, [4, 3], "train", **given)
         summed = ooc.NeighborLoader(ds, [4, 3], "train", **given, pre_aggregation=PreAggregation("mean", 4))
         for one, other in zip(plain, summed, strict=True):
-            share = one.blocks[0].share
+            share, block = one.blocks[0].share, one.blocks[0]
             assert torch.equal(one.edge_norm, share)
             assert share.unique().numel() > 5
-            sums = torch.zeros(one.blocks[0].num_dst).index_add_(0, one.edge_index[1], share)
-            assert torch.allclose(sums[one.blocks[0].indptr.diff() > 0], torch.ones(()))
-            mean = torch.zeros(len(sums), 8).index_add_(0, one.edge_index[1], share[:, None] * one.x[one.edge_index[0]])
+            counts = block.stands_for * (block.weight if weighted else 1)
+            total = torch.zeros(block.num_dst).index_add_(0, one.edge_index[1], counts)
+            assert torch.allclose(share, counts / total[one.edge_index[1]])
+            mean = torch.zeros(block.num_dst, 8).index_add_(0, one.edge_index[1], share[:, None] * one.x[one.edge_index[0]])
             assert torch.allclose(other.x.neighbor, mean, atol=1e-6)
             assert torch.allclose(first(one.x, one.blocks[0]), first(other.x, other.blocks[0]), atol=1e-5)
 
@@ -177,7 +251,6 @@ def test_what_does_not_fit_is_refused(make_store: MakeStore) -> None:
     for wrong in (-1, 65, 1.5, True, "all", np.array([1, 2])):
         with pytest.raises(ConfigError, match=r"importance must be a whole number from 0 to 64, or '\*', not"):
             Labor(importance=wrong)  # type: ignore[arg-type]
-    with ooc.open(make_store(weight=True)) as ds:
-        for given in ({"weight_attr": "weight"}, {"subgraph_type": "induced"}):
-            with pytest.raises(ConfigError, match=r"importance of Labor cannot be combined with (weight_attr|subgraph_type)"):
-                ooc.NeighborLoader(ds, [2], sampler=Labor(importance=1), **given)
+    words = "importance of Labor cannot be combined with subgraph_type"
+    with ooc.open(make_store()) as ds, pytest.raises(ConfigError, match=words):
+        ooc.NeighborLoader(ds, [2], sampler=Labor(importance=1), subgraph_type="induced")
