@@ -1,14 +1,14 @@
 """LABOR with importance iterations: sources that many destinations of a batch have in common are drawn more often.
 
-A destination with more in-edges than its fan-out k takes them with probabilities min(1, c * weight), where c is such that k are
-expected, and another takes all of them; weights are all 1 unless edges are drawn by weight. After the first iteration a source's
-importance is the largest of these probabilities. With it a destination would have to take its in-edges with probabilities
-min(1, c * importance), where c is such that their weighted sum has the variance of before; an iteration sets the importance of
-each source to the largest of these, which lowers the expected number of distinct sources (Balin and Catalyurek, 2023, section
-3.2). A destination then takes the k in-edges with the smallest ratios of
-its sources' random numbers to their importance: at most k as in uniform sampling, never none. Given the numbers of the others
-an in-edge is taken with probability min(1, tau * importance), tau being the smallest ratio that was not taken, and stands for
-the inverse of it, so sums are unbiased (priority sampling: Duffield et al., 2007; Cohen and Kaplan, 2007).
+A destination with more in-edges than its fan-out k takes them with probabilities min(1, c * weight), where c is such that k
+are expected, and another takes all of them; weights are all 1 unless edges are drawn by weight. After the first iteration a
+source's importance is the largest of these probabilities. With it a destination would have to take its in-edges with
+probabilities min(1, c * importance), where c is such that their weighted sum has the variance of before; an iteration sets the
+importance of each source to the largest of these, which lowers the expected number of distinct sources (Balin and Catalyurek,
+2023, section 3.2). A destination then takes the k in-edges with the smallest ratios of its sources' random numbers to their
+importance: at most k as in uniform sampling, never none. Given the numbers of the others an in-edge is taken with probability
+min(1, tau * importance), tau being the smallest ratio that was not taken, and stands for the inverse of it, so sums are
+unbiased (priority sampling: Duffield et al., 2007; Cohen and Kaplan, 2007).
 """
 
 from typing import NamedTuple
