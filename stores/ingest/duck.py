@@ -31,7 +31,7 @@ NEEDED_BYTES = OUTSIDE_BYTES + LEAST_BYTES
 THREAD_BYTES = 128_000_000
 """a sorting thread with less memory fails instead of spilling"""
 BATCH_ROWS = 131_072
-MOST_ROOM = 2**28
+MOST_ROOM = 2**29
 
 
 class Progress(Protocol):

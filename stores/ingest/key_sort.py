@@ -7,7 +7,9 @@ bytes of disk a record, not 18, and 0.6 of the memory.)
 """
 
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from ooc.stores.jit import kernel
 
 WORK_BYTES = 64
 """memory for a record while its range is sorted, besides its columns"""
+SORTED_AT_ONCE = 2
+"""ranges, each in a thread"""
 PIECE_ROWS = 2048
 """records of a range that are written at a time"""
 MOST_RANGES = 1024
@@ -50,32 +54,44 @@ def sorted_by_key(
     [(array([2, 5]), {'src': array([8, 7])})]
     """
     dtypes = {name: np.dtype(dtype) for name, dtype in columns.items()}
-    most = max(1, room // (WORK_BYTES + 2 * sum(dtype.itemsize for dtype in dtypes.values())))
+    each = WORK_BYTES + 2 * sum(dtype.itemsize for dtype in dtypes.values())
+    most = max(1, room // (SORTED_AT_ONCE * each))
     ranges = min(MOST_RANGES, 1 << max(0, 2 * count // most).bit_length(), 1 << bits)
     if ranges == 1:
-        yield from _in_memory(_joined(list(batches), dtypes), low_bits)
+        yield from _sorted(list(batches), dtypes, low_bits)
         return
     shift = bits - (ranges - 1).bit_length()
     with closing(_Ranges(spill, ranges, shift, dtypes)) as held:
-        for keys, values in batches:
+        for keys, values in ahead(batches):
             held.add(keys, values)
         held.flush()
-        yield from ahead(_each_range(held, dtypes, most, shift, low_bits, room, spill))
+        yield from _each_range(held, dtypes, most, shift, low_bits, room, spill)
 
 
 def _each_range(
     held: "_Ranges", dtypes: Mapping[str, np.dtype[Any]], most: int, shift: int, low_bits: int, room: int, spill: Path
 ) -> Iterator[Batch]:
     """The sorted records of all ranges, of which one with more than `most` is distributed again."""
-    for number in range(held.ranges):
-        size = held.size(number)
-        if size <= most:
-            yield from _in_memory(_joined(list(held.read(number)), dtypes), low_bits)
-            continue
-        lower, finer = number << shift, spill.with_name(f"{spill.name}-{shift}")
-        parts = ((keys - lower, values) for keys, values in held.read(number))
-        for keys, values in sorted_by_key(parts, dtypes, size, shift, min(low_bits, shift), room, finer):
-            yield keys + lower, values
+
+    def sort(number: int) -> list[Batch]:
+        return _sorted(list(held.read(number)), dtypes, low_bits)
+
+    coming: deque[Future[list[Batch]]] = deque()
+    with ThreadPoolExecutor(SORTED_AT_ONCE, "ooc-sort") as pool:
+        for number in range(held.ranges):
+            size = held.size(number)
+            if size <= most:
+                coming.append(pool.submit(sort, number))
+            while len(coming) > (SORTED_AT_ONCE if size <= most else 0):
+                yield from coming.popleft().result()
+            if size <= most:
+                continue
+            lower, finer = number << shift, spill.with_name(f"{spill.name}-{shift}")
+            parts = ((keys - lower, values) for keys, values in held.read(number))
+            for keys, values in sorted_by_key(parts, dtypes, size, shift, min(low_bits, shift), room, finer):
+                yield keys + lower, values
+        while coming:
+            yield from coming.popleft().result()
 
 
 def _joined(parts: list[Batch], dtypes: Mapping[str, np.dtype[Any]]) -> Batch:
@@ -85,11 +101,13 @@ def _joined(parts: list[Batch], dtypes: Mapping[str, np.dtype[Any]]) -> Batch:
     return np.concatenate([keys for keys, _ in parts]), joined
 
 
-def _in_memory(batch: Batch, low_bits: int) -> Iterator[Batch]:
-    keys, values = batch
-    if len(keys):
-        order = key_order(keys, low_bits)
-        yield keys[order], {name: column[order] for name, column in values.items()}
+def _sorted(parts: list[Batch], dtypes: Mapping[str, np.dtype[Any]], low_bits: int) -> list[Batch]:
+    """The records of the parts, sorted, as one batch; none if there are no records."""
+    keys, values = _joined(parts, dtypes)
+    if not len(keys):
+        return []
+    order = key_order(keys, low_bits)
+    return [(keys[order], {name: column[order] for name, column in values.items()})]
 
 
 class _Ranges:

@@ -8,6 +8,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ooc.stores.errors import InputError
+from ooc.stores.io.threads import ahead
 
 PIECE_ITEMS = 1 << 20
 BATCH_EDGES = 1 << 20
@@ -101,12 +102,15 @@ class EdgeStream:
         return batches.__arrow_c_stream__(requested_schema)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from ahead(self._read())
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def _read(self) -> Iterator[pa.RecordBatch]:
         for first in range(0, self._edges.size // 2, BATCH_EDGES):
-            try:
-                src, dst = read_ends(self._edges, first, BATCH_EDGES)
-            except Exception as error:
-                self.failure = error
-                raise
+            src, dst = read_ends(self._edges, first, BATCH_EDGES)
             columns = [src, dst, np.arange(first, first + len(src))]
             yield pa.record_batch([pa.array(column) for column in columns], schema=self._schema)
 

@@ -9,7 +9,11 @@ two values in each column, by the node's class, so that classes can be learned.
 """
 
 import argparse
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +65,12 @@ class Edges:
     def __getitem__(self, key: tuple[slice, slice]) -> NDArray[np.int32]:
         ends, part = key
         first, last, _ = part.indices(self.shape[1])
-        out = np.empty((2, last - first), np.int32)
-        _rmat(np.uint64(self._seed), first, self._nodes, max(1, (self._nodes - 1).bit_length()), out)
+        out, levels = np.empty((2, last - first), np.int32), max(1, (self._nodes - 1).bit_length())
+
+        def fill(low: int, high: int) -> None:
+            _rmat(np.uint64(self._seed), first + low, self._nodes, levels, out[:, low:high])
+
+        _in_threads(last - first, fill)
         return out[ends]
 
 
@@ -80,8 +88,17 @@ class Features:
 
     def __getitem__(self, rows: slice) -> NDArray[np.float16]:
         first, last, _ = rows.indices(self.shape[0])
-        out = np.empty((last - first, WIDTH), np.uint16)
-        _noise(np.uint64(self._seed), first, classes_of(first, last, self._seed), self._signs, self._levels, out)
+        out, classes, seed = (
+            np.empty((last - first, WIDTH), np.uint16),
+            classes_of(first, last, self._seed),
+            np.uint64(self._seed),
+        )
+        looked_up = self._signs, self._levels
+
+        def fill(low: int, high: int) -> None:
+            _noise(seed, first + low, classes[low:high], *looked_up, out[low:high])
+
+        _in_threads(last - first, fill)
         return out.view(np.float16)
 
 
@@ -100,6 +117,19 @@ class Labels:
         found = np.full(last - first, -1, np.int16)
         found[here] = classes_of(first, last, self._seed)[here]
         return found
+
+
+def _in_threads(count: int, fill: Callable[[int, int], None]) -> None:
+    """Call fill(low, high) for ranges that are all of 0..count-1, at once, one for each core."""
+    threads = len(os.sched_getaffinity(0))
+    bounds = [count * number // threads for number in range(threads + 1)]
+    for _ in _pool(threads).map(fill, bounds[:-1], bounds[1:]):
+        pass
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "papers")
 
 
 def classes_of(first: int, last: int, seed: int) -> NDArray[np.int16]:
