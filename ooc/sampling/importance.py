@@ -51,7 +51,7 @@ class InEdges(NamedTuple):
     """int64[m]: positions among `node`"""
     node: Ids
     """int64[u]: the distinct sources"""
-    weight: Floats
+    weight: Floats = np.empty(0)
     """float64[m], all above 0; empty where edges are drawn alike"""
 
 
@@ -162,9 +162,9 @@ def scale_of(source: Ids, weight: Floats, first: int, last: int, largest: float,
                 rest += own * own / likely
         before = c
         if rest > 0:
-            c = rest / (variance - certain) if variance > certain else np.inf
-        if c <= before or c == np.inf:
-            return max(c, before)
+            c = rest / (variance - certain) if variance > certain else 1.0
+        if c <= before or c >= 1:  # above 1 by rounding alone: importance falls
+            return min(1.0, max(c, before))
 
 
 @kernel
@@ -194,7 +194,7 @@ def iterate(
     """A further iteration, in place; returns the expected number of distinct sources. scratch: float64[u]."""
     scratch[:] = 0
     for i in range(len(indptr) - 1):
-        first, last, c = indptr[i], indptr[i + 1], np.inf
+        first, last, c = indptr[i], indptr[i + 1], 1.0
         if last - first > fanout:
             c = scale_of(source, weight, first, last, largest_weight(weight, first, last), variance[i], importance)
         for e in range(first, last):
