@@ -229,8 +229,8 @@ def sampler_of(sampler: Any) -> Labor | LayerWise | None:
 
 
 def _by_source(ds: Dataset, sampler: Any, replace: bool, trees: bool, unfit: Mapping[str, bool]) -> Labor | LayerWise | None:
-    """What `sampler` means. Raises ConfigError where that does not fit. unfit: whether settings are given that importance does
-    not allow, by name."""
+    """What `sampler` means. Raises ConfigError where that does not fit. unfit: whether settings are given that layer-wise
+    sampling and (but for weight_attr) importance do not allow, by name."""
     found = sampler_of(sampler)
     if found is None:
         return None

@@ -41,7 +41,7 @@ Floats = NDArray[np.float64]
 
 
 class InEdges(NamedTuple):
-    """All in-edges of the nodes that a hop expands, but those left out."""
+    """All in-edges of the nodes that a hop expands, but those left out and of weight 0."""
 
     indptr: Ids
     """int64[n + 1]"""

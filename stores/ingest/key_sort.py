@@ -104,6 +104,7 @@ def _joined(parts: list[Batch], dtypes: Mapping[str, np.dtype[Any]]) -> Batch:
 def _sorted(parts: list[Batch], dtypes: Mapping[str, np.dtype[Any]], low_bits: int) -> list[Batch]:
     """The records of the parts, sorted, as one batch; none if there are no records."""
     keys, values = _joined(parts, dtypes)
+    parts.clear()  # their memory is not counted during the sort
     if not len(keys):
         return []
     order = key_order(keys, low_bits)
