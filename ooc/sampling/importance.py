@@ -1,14 +1,17 @@
 """LABOR with importance iterations: sources that many destinations of a batch have in common are drawn more often.
 
-A destination with more in-edges than its fan-out k takes them with probabilities min(1, c * weight), where c is such that k
-are expected, and another takes all of them; weights are all 1 unless edges are drawn by weight. After the first iteration a
-source's importance is the largest of these probabilities. With it a destination would have to take its in-edges with
-probabilities min(1, c * importance), where c is such that their weighted sum has the variance of before; an iteration sets the
-importance of each source to the largest of these, which lowers the expected number of distinct sources (Balin and Catalyurek,
-2023, section 3.2). A destination then takes the k in-edges with the smallest ratios of its sources' random numbers to their
-importance: at most k as in uniform sampling, never none. Given the numbers of the others an in-edge is taken with probability
-min(1, tau * importance), tau being the smallest ratio that was not taken, and stands for the inverse of it, so sums are
-unbiased (priority sampling: Duffield et al., 2007; Cohen and Kaplan, 2007).
+A destination with more in-edges than its fan-out k would take each with probability min(1, c * weight), where c is such that k
+are expected, and one with at most k in-edges takes all of them; weights are all 1 unless edges are drawn by weight. After the
+first iteration a source's importance is the largest of these probabilities. With it a destination would have to take its
+in-edges with probabilities min(1, c * importance), where c is such that their weighted sum has the variance of before; an
+iteration sets the importance of each source to the largest of these, which lowers the expected number of distinct sources
+(Balin and Catalyurek, 2023, section 3.2). A destination then takes the k in-edges with the smallest ratios of random number to
+priority: at most k as in uniform sampling, never none. An in-edge's priority is the importance of its source. Drawn by weight,
+that would let a destination miss its own heavy edges for light ones that others need, as it takes k however many are
+important: edges of probability 1 are always taken then, and the priority of others is at most `MOST_RISE` times their own
+probability. Given the numbers of the others an in-edge is taken with probability min(1, tau * priority), tau being the smallest
+ratio that was not taken, and stands for the inverse of it, so sums are unbiased (priority sampling: Duffield et al., 2007;
+Cohen and Kaplan, 2007).
 """
 
 from typing import NamedTuple
@@ -35,6 +38,8 @@ BYTES_A_SOURCE = 40
 """its id, importance, that of the iteration under way, random number, and the node it was met at last"""
 BYTES_A_DESTINATION = 8
 """its variance"""
+MOST_RISE = 4.0
+"""by which factor others' need raises the priority of an in-edge that is drawn by weight"""
 LEAST = 1e-100
 """of a weight, by its destination's largest one: squares of smaller ones are 0"""
 Floats = NDArray[np.float64]
@@ -198,9 +203,18 @@ def iterate(
         if last - first > fanout:
             c = scale_of(source, weight, first, last, largest_weight(weight, first, last), variance[i], importance)
         for e in range(first, last):
-            scratch[source[e]] = max(scratch[source[e]], min(1.0, c * importance[source[e]]))
+            scratch[source[e]] = max(scratch[source[e]], c * importance[source[e]])
     importance[:] = scratch
     return float(importance.sum())
+
+
+@kernel
+def priority(weight: Floats, e: int, largest: float, c: float, likely: float) -> float:
+    """Of an in-edge whose source is likely to be taken, by its importance; c: of its destination, as of `rate_of`."""
+    if len(weight) == 0:
+        return likely
+    own = c * relative(weight, e, largest)
+    return np.inf if own >= 1 else min(likely, MOST_RISE * own)
 
 
 @kernel
@@ -209,6 +223,7 @@ def draw_by_importance(
     slot: Ids,
     source: Ids,
     node: Ids,
+    weight: Floats,
     importance: Floats,
     keys: NDArray[np.uint64],
     fanout: int,
@@ -229,6 +244,7 @@ def draw_by_importance(
             size = _smallest(
                 slot,
                 source,
+                weight,
                 indptr[i],
                 indptr[i + 1],
                 i,
@@ -251,6 +267,7 @@ def draw_by_importance(
 def _smallest(
     slot: Ids,
     source: Ids,
+    weight: Floats,
     first: int,
     last: int,
     i: int,
@@ -269,7 +286,9 @@ def _smallest(
 
     The positions of edges stand in `out_slot` until all are chosen.
     """
-    size, tau = 0, np.inf
+    size, tau, largest, c = 0, np.inf, largest_weight(weight, first, last), np.inf
+    if len(weight) > 0 and last - first > fanout:
+        c = rate_of(weight, first, last, largest, fanout)
     for e in range(first, last):
         u = source[e]
         value = number[u]
@@ -277,7 +296,7 @@ def _smallest(
             stream = keys[np.int64(hashed[u] & np.uint64(3))] ^ hashed[u]
             value = uniform(stream ^ mix64(~np.uint64(e - first)), 0)
         met[u] = i
-        value /= importance[u]
+        value /= priority(weight, e, largest, c, importance[u])
         if size < fanout:
             push(rank, out_slot, at, size, value, e)
             size += 1
@@ -288,6 +307,7 @@ def _smallest(
             tau = min(tau, value)
     sort_slots(out_slot, at, at + size)
     for j in range(at, at + size):
-        stands_for[j] = 1 / min(1.0, tau * importance[source[out_slot[j]]])
+        e = out_slot[j]
+        stands_for[j] = 1 / min(1.0, tau * priority(weight, e, largest, c, importance[source[e]]))
         out_slot[j] = slot[out_slot[j]]
     return size

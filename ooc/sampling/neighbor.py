@@ -287,7 +287,9 @@ class EdgeSampler:
         weight = self.weight[slot]
         valid = (weight >= 0) & (weight < np.inf)
         self.check_drawn(-1 if valid.all() else int(slot[np.argmin(valid)]))
-        np.multiply(edges.stands_for[drawn], weight, out=edges.counts_for[drawn], dtype=np.float64)
+        # by a power of two, which changes no ratio: products of weights near the largest number would be infinite
+        scaled = np.ldexp(np.asarray(weight, np.float64), -np.frexp(weight.max(initial=0))[1])
+        np.multiply(edges.stands_for[drawn], scaled, out=edges.counts_for[drawn])
 
     def _stream(self, key: Key) -> np.uint64:
         """The key of this type's draws, which depend on no other batch."""
@@ -466,8 +468,9 @@ def _weight_column(graph: Graph, weight: AnyArray | str) -> AnyArray:
             raise ConfigError(f"no edge column {weight!r} to sample by; the graph has {sorted(graph.columns)}")
         weight = graph.columns[weight]
     column = np.asarray(weight)
-    if column.shape != graph.indices.shape or column.dtype.kind not in "fiu":
+    if column.shape != graph.indices.shape or column.dtype.kind not in "fiu" or column.dtype in (np.float16, np.longdouble):
         raise ConfigError(
-            f"sampling weights must be one number for each of {graph.num_edges} edges, not {column.dtype}{list(column.shape)}"
+            f"sampling weights must be one float32, float64 or whole number for each of {graph.num_edges} edges, "
+            f"not {column.dtype}{list(column.shape)}"
         )
     return column

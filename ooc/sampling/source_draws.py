@@ -167,7 +167,7 @@ class SourceDraws:
         if not isinstance(found, InEdges):
             return found
         importance = importance_of(found, fanout, self.labor.iterations)
-        draw_by_importance(*found[:-1], importance, keys, fanout, slot, indptr, stands_for)
+        draw_by_importance(*found, importance, keys, fanout, slot, indptr, stands_for)
         return -1
 
     def scratch_bytes(self, node: Ids, fanout: int) -> int:

@@ -6,6 +6,7 @@ order do, are placed by counting alone. (Measured on 81 M edges: 0.4 of the proc
 bytes of disk a record, not 18, and 0.6 of the memory.)
 """
 
+import errno
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -153,6 +154,8 @@ class _Ranges:
         for piece in self._pieces[number]:
             with disk_errors(self._path):
                 data = np.frombuffer(os.pread(self._fd, self._piece_bytes, piece * self._piece_bytes), np.uint8)
+                if len(data) < self._piece_bytes:  # another program has shortened the file
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
             found, at = {}, 0
             for name, dtype in self._dtypes.items():
                 found[name] = data[at : at + PIECE_ROWS * dtype.itemsize].view(dtype)

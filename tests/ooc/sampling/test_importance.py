@@ -20,6 +20,7 @@ from ooc.runtime.keyed_random import Purpose
 from ooc.runtime.keyed_random import key as key_of
 from ooc.sampling import NeighborSampler
 from ooc.sampling.edge_split import HeldOut, pair_number
+from ooc.sampling.importance import MOST_RISE, InEdges, importance_of
 from ooc.sampling.labor import Labor
 from ooc.sampling.left_out import LeftOut
 from ooc.stores.errors import BudgetError, ConfigError, InputError
@@ -74,6 +75,14 @@ def plain_importance(edges: list[list[tuple[int, float]]], fanout: int, iteratio
     return found
 
 
+def plain_priority(own: list[tuple[int, float]], fanout: int, importance: dict[int, float], weighted: bool) -> list[float]:
+    """Of a destination's in-edges."""
+    if not weighted:
+        return [importance[u] for u, _ in own]
+    c = plain_rate([w for _, w in own], fanout) if len(own) > fanout else math.inf
+    return [math.inf if c * w >= 1 - 1e-12 else min(importance[u], MOST_RISE * c * w) for u, w in own]
+
+
 def _excess(weights: list[float], before: list[float], most: float, c: float) -> float:
     """By how much the variance is too large."""
     return plain_variance(weights, [min(1, c * p) for p in before]) - most
@@ -100,12 +109,14 @@ def test_it_gives_what_the_plain_loop_gives(
     importance = plain_importance(edges, fanout, iterations)
     share = share_of(found)
     for i, (v, own) in enumerate(zip(nodes.tolist(), kept, strict=True)):
-        ranked = sorted((number / importance[int(graph.indices[s])], s) for s, number in numbers_of(graph, v, own, key).items())
+        priority = plain_priority(edges[i], fanout, importance, weighted)
+        by = dict(zip(own, priority, strict=True))
+        ranked = sorted((number / by[s], s) for s, number in numbers_of(graph, v, own, key).items())
         tau = ranked[fanout][0] if len(ranked) > fanout else math.inf
         expected = sorted(s for _, s in ranked[:fanout])
         at = slice(found.indptr[i], found.indptr[i + 1])
         assert found.slot[at].tolist() == expected
-        factors = np.array([1 / min(1, tau * importance[int(graph.indices[s])]) for s in expected])
+        factors = np.array([1 / min(1, tau * by[s]) for s in expected])
         assert np.allclose(found.stands_for[at], factors, rtol=1e-5)
         assert np.allclose(share[at], factors * weight[expected] / max((factors * weight[expected]).sum(), 1e-300), rtol=1e-4)
 
@@ -190,6 +201,67 @@ def test_invalid_weights_are_refused(wrong: float, fanout: int) -> None:
     weight[7] = wrong
     with pytest.raises(InputError, match=rf"weight of slot 7 is {wrong}; sampling needs finite weights"):
         NeighborSampler(graph, [fanout], weight=weight, labor=Labor(importance=1)).sample(np.arange(5), 1)
+
+
+@pytest.mark.parametrize("iterations", [1, 2, None])
+def test_no_rounding_raises_an_importance(iterations: int | None) -> None:
+    """The squares of the light weights vanish in the variance, which leaves nothing for them but rounding."""
+    edges = InEdges(np.array([0, 10]), np.arange(10), np.arange(10), np.arange(10), np.array([1e9] + [1.0] * 9))
+    assert np.allclose(importance_of(edges, 2, iterations), [1] + [1 / 9] * 9)
+
+
+@pytest.mark.parametrize("importance", [1, 3, "*"])
+def test_a_destination_always_takes_its_own_heavy_edges(importance: Any) -> None:
+    """However many of its light ones others need: destinations of at most 8 in-edges take all of these."""
+    rng = np.random.default_rng(5)
+    degree = np.concatenate([np.full(40, 8), np.full(20, 50)])
+    graph = Graph.from_arrays(np.concatenate([[0], np.cumsum(degree)]), rng.integers(0, 60, degree.sum()))
+    weight = np.ones(graph.num_edges)
+    heavy = graph.indptr[40:60, None] + np.arange(0, 50, 10)
+    weight[heavy] = rng.uniform(20, 80, heavy.shape)  # the lightest of them is taken with probability 1 by weight alone
+    sampler = NeighborSampler(graph, [8], weight=weight, labor=Labor(importance=importance))
+    for key in range(50):
+        found = sampler.sample(np.arange(60), key)
+        drawn = np.isin(found.slot, heavy)
+        assert drawn.sum() == heavy.size
+        assert (found.stands_for[drawn] == 1).all()
+
+
+def test_importance_by_weight_keeps_estimates_accurate() -> None:
+    """Relative to draws by weight alone, with weights that differ much: nodes are fewer, and means hardly vary more."""
+    graph, rng = overlapping(2000), np.random.default_rng(6)
+    weight, value = rng.lognormal(0, 2, graph.num_edges), rng.normal(size=2000)[graph.indices] + 1
+    seeds, target = np.arange(300), np.repeat(np.arange(2000), np.diff(graph.indptr))
+    mean = (np.bincount(target, weight * value) / np.bincount(target, weight))[seeds]
+    counts, errors = [], []
+    for importance in (0, 1):
+        sampler = NeighborSampler(graph, [8], weight=weight, labor=Labor(importance=importance))
+        found = [sampler.sample(seeds, key_of(draw, Purpose.SAMPLE)) for draw in range(30)]
+        counts.append(np.mean([each.num_nodes[1] for each in found]))
+        squares = []
+        for each in found:
+            at, factor = np.repeat(seeds, np.diff(each.indptr)), each.stands_for * weight[each.slot]
+            squares.append((np.bincount(at, factor * value[each.slot]) / np.bincount(at, factor) - mean) ** 2)
+        errors.append(np.sqrt(np.mean(squares)))
+    assert counts[1] < 0.95 * counts[0]
+    assert errors[1] < 1.4 * errors[0]
+
+
+def test_weights_near_the_largest_number_have_shares() -> None:
+    graph = overlapping()
+    weight = np.where(np.arange(graph.num_edges) % 2, 1.7e308, 0.85e308)
+    found = NeighborSampler(graph, [8], weight=weight, labor=Labor(importance=1)).sample(np.arange(60), 1)
+    target = np.repeat(np.arange(60), np.diff(found.indptr))
+    counts = found.stands_for * (weight[found.slot] / 1e308)
+    assert np.allclose(share_of(found), counts / np.bincount(target, counts)[target])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.longdouble])
+def test_weights_that_kernels_do_not_know_are_refused(dtype: Any) -> None:
+    graph = overlapping()
+    words = f"must be one float32, float64 or whole number for each of {graph.num_edges} edges, not {np.dtype(dtype)}"
+    with pytest.raises(ConfigError, match=words):
+        NeighborSampler(graph, [8], weight=np.ones(graph.num_edges, dtype))
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])

@@ -1,5 +1,7 @@
 """The distribution sort against NumPy's, in memory, over files, and where one range of keys has nearly all records."""
 
+import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ooc.stores.errors import InputError, StoreError
 from ooc.stores.ingest import key_sort
 from ooc.stores.ingest.key_sort import key_order, sorted_by_key
 
@@ -76,6 +79,52 @@ def test_files_are_removed_when_a_consumer_stops(tmp_path: Path) -> None:
     next(sorting)
     assert list(tmp_path.iterdir())
     sorting.close()
+    assert not list(tmp_path.iterdir())
+
+
+def sorting(tmp_path: Path, given: Iterator[Any] | None = None) -> Iterator[Any]:
+    """Of 50,000 records in several ranges, most of them in one."""
+    dtypes: dict[str, Any] = {"src": np.int32, "weight": np.float32}
+    parts = batches(*records(50_000, True, False, 0), 5000) if given is None else given
+    return sorted_by_key(parts, dtypes, 50_000, BITS, LOW, 100_000, tmp_path / "s")
+
+
+def test_an_error_of_what_reads_records_ends_the_sort(tmp_path: Path) -> None:
+    """It is raised where the records are wanted, though a thread reads them, and no file stays."""
+
+    def damaged() -> Iterator[Any]:
+        yield from list(batches(*records(50_000, True, False, 0), 5000))[:5]
+        raise InputError("line 7 of edges.csv is no edge")
+
+    with pytest.raises(InputError, match=r"line 7 of edges\.csv"):
+        list(sorting(tmp_path, damaged()))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+def test_a_file_that_another_program_shortens_ends_the_sort(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skewed: bool
+) -> None:
+    """The error comes from a thread that sorts a range; skewed: after a range that was distributed again."""
+    monkeypatch.setattr(key_sort, "PIECE_ROWS", 16)
+    keys, columns = records(50_000, skewed, False, 0)
+    keys, columns = keys[::-1], {name: column[::-1] for name, column in columns.items()}
+    each = sorting(tmp_path, batches(keys, columns, 5000))
+    next(each)
+    os.truncate(tmp_path / "s", 5000)
+    with pytest.raises(StoreError, match=r"/s: Input/output error"):
+        list(each)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_ends_the_sort(tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**17, limit[1]))  # files end there: the nearest thing to a full disk
+    try:
+        with pytest.raises(StoreError, match=r"cannot write .*s: File too large; that disk"):
+            list(sorting(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert not list(tmp_path.iterdir())
 
 
