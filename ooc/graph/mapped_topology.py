@@ -44,12 +44,23 @@ class MappedRanges:
     def add(self, slot: NDArray[np.int64], most: int) -> bool:
         """Record slots (int64[k]); returns True and starts over if more than `most` parts are touched."""
         with self._lock:
-            self._part[slot // MAP_SLOTS] = True  # a damaged store's slots raise IndexError
+            if not _touch(self._part, slot, MAP_SLOTS):
+                raise IndexError("a slot is not there")  # of a damaged store
             over = int(np.count_nonzero(self._part)) > most
             if over:
                 self._part[:] = False
                 self.exceeded = True
             return over
+
+
+@kernel
+def _touch(part: NDArray[np.bool_], slot: NDArray[np.int64], size: int) -> bool:
+    """Set part[slot // size] of every slot; returns whether each has a part."""
+    for s in slot:
+        if not 0 <= s < len(part) * size:
+            return False
+        part[s // size] = True
+    return True
 
 
 _touched: "weakref.WeakKeyDictionary[Graph, MappedRanges]" = weakref.WeakKeyDictionary()

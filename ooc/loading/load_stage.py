@@ -17,6 +17,8 @@ from ooc.runtime.buffers import Buffers
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, ArrayRows, Ids, Rows
 from ooc.stores.graph import Graph
+from ooc.stores.jit import kernel
+from ooc.stores.prefetch import AHEAD, prefetch
 
 InMemoryRows = tuple[AnyArray, NDArray[Any]]
 """(rows as stored, positions int32|int64[n] of a batch's among them)"""
@@ -39,11 +41,34 @@ class Labels:
 
     def of_nodes(self, node: Ids) -> AnyArray:
         """The labels of these nodes: [n] or [n, C]."""
-        y = np.asarray(self.y[node])
+        y = self._classes(node) if self._are_classes else np.asarray(self.y[node])
         y = y.astype(np.int64) if y.dtype.kind in "iu" else y  # torch's losses take classes so
         if self.train is not None:
             y[~self.train.contains(node)] = -1 if y.dtype.kind == "i" else np.nan
         return y.astype(np.float32) if self.floats else y
+
+    @property
+    def _are_classes(self) -> bool:
+        """Whether they are whole numbers in memory, one a node."""
+        return type(self.y) is np.ndarray and self.y.ndim == 1 and self.y.dtype.kind in "iu" and self.y.flags.c_contiguous
+
+    def _classes(self, node: Ids) -> NDArray[np.int64]:
+        found = np.empty(len(node), np.int64)
+        if not _take_classes(self.y, node, found):
+            raise IndexError("a node has no label")  # as numpy says it
+        return found
+
+
+@kernel
+def _take_classes(y: AnyArray, node: Ids, out: NDArray[np.int64]) -> bool:
+    """Set out[i] = y[node[i]]; returns whether each node is there. numpy waits for each number."""
+    for i in range(len(node)):
+        if i + AHEAD < len(node):
+            prefetch(y, node[i + AHEAD])
+        if not 0 <= node[i] < len(y):
+            return False
+        out[i] = y[node[i]]
+    return True
 
 
 class BatchArray(NamedTuple):

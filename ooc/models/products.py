@@ -1,17 +1,20 @@
 """Products of rows and weights, in pieces that threads take in turn, by the library that is fastest."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ooc.runtime import onednn
 from ooc.runtime.crew import single_threaded
-from ooc.runtime.shared_products import BLOCKS_BY_ONEDNN, BY_MKL, SUMS_BY_ONEDNN, SharedProduct, share
+from ooc.runtime.shared_products import BLOCKS_BY_ONEDNN, BY_MKL, SUMS_BY_MKL, SUMS_BY_ONEDNN, SharedProduct, share
+from ooc.stores.jit import kernel
 
 LEAST_PRODUCT, LEAST_SHARED = 2**24, 2**22
 """multiplications from which on a product is worth another thread of torch's, a third of a millisecond, and one that shares it
@@ -68,16 +71,12 @@ def multiply(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None = None, add
 def weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     """grad.T @ each of the rows, and the sum of grad over its rows. The bits do not depend on the number of threads."""
     width = grad.size(1)
-    if rows and plain(grad) and _by_onednn(rows, width):
-        made = _added_gradients(grad, rows)
+    if rows and plain(grad):
+        made = _added_gradients(grad, rows, SUMS_BY_ONEDNN) if _by_onednn(rows, width) else None
+        if made is None and _large(rows, width, LEAST_SHARED):
+            made = _added_gradients(grad, rows, SUMS_BY_MKL)
         if made is not None:
             return made
-    sums = grad.new_empty(width)
-    of_bias = partial(torch.sum, grad, 0, out=sums)
-    if rows and plain(grad) and _large(rows, width, LEAST_SHARED):
-        found = _shared_gradients(grad, rows, of_bias)
-        if found is not None:
-            return [*found, sums]
     with _one_order(grad, max((each.numel() for each in rows), default=1) * width, 1 in (each.size(1) for each in rows)):
         return [*(grad.t() @ each for each in rows), grad.sum(0)]
 
@@ -95,24 +94,6 @@ def _share_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bo
     first = SharedProduct(out, rows, weight.t(), bias, add)
     products = [first, *(SharedProduct(out, rows, weight.t(), add=True) for rows, weight in others)]
     return share(products, threads, -(-len(out) // ROWS_AT_ONCE), way=way)
-
-
-def _shared_gradients(grad: Tensor, rows: Sequence[Tensor], beside: Callable[[], object]) -> list[Tensor] | None:
-    """grad.T @ each of the rows, if it can be shared: sums of ranges of the rows, as many as follow from their number, added at
-    last. (MKL multiplies all of grad's columns faster than parts of them, whose bits may differ, too.)"""
-    size = len(grad)
-    sums = _sums(grad, rows, size // ROWS_OF_SUM)
-    count = len(sums[0])
-    parts = [slice(size * number // count, size * (number + 1) // count) for number in range(count)]
-    products = [
-        SharedProduct(out[number], grad[part].t(), each[part])
-        for number, part in enumerate(parts)
-        for out, each in zip(sums, rows, strict=True)
-    ]
-    if not share(products, torch.get_num_threads(), beside=beside):
-        return None
-    with single_threaded():
-        return [each[0] if count == 1 else each.sum(0) for each in sums]
 
 
 def _sums(grad: Tensor, rows: Sequence[Tensor], wanted: int) -> list[Tensor]:
@@ -161,15 +142,31 @@ def _threads(rows: Sequence[Tensor], columns: int) -> int:
     return torch.get_num_threads() if _large(rows, columns, LEAST_SHARED) else 1
 
 
-def _added_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor] | None:
-    """`weight_gradients` by oneDNN: sums of ranges of the rows, added at last. None where it cannot be done so."""
+def _added_gradients(grad: Tensor, rows: Sequence[Tensor], way: int) -> list[Tensor] | None:
+    """`weight_gradients` as sums of ranges of the rows, added at last. None where it cannot be done so. (MKL multiplies all of
+    grad's columns faster than parts of them, whose bits may differ, too.)"""
     size, width = grad.shape
-    sums = _sums(grad, rows, -(-size // onednn.ROWS))
+    sums = _sums(grad, rows, -(-size // onednn.ROWS) if way == SUMS_BY_ONEDNN else size // ROWS_OF_SUM)
     ranges = len(sums[0])
     of_bias = grad.new_empty(2 * ranges, width)
     products = [SharedProduct(out[0], grad.t(), each) for out, each in zip(sums, rows, strict=True)]
     products[0] = products[0]._replace(bias=of_bias[0])
-    if not share(products, _threads(rows, width), ranges, way=SUMS_BY_ONEDNN):
+    if not share(products, _threads(rows, width), ranges, way=way):
         return None
-    with single_threaded():
-        return [each.sum(0) for each in (*sums, of_bias[:ranges])]
+    return [_added(each) for each in (*sums, of_bias[:ranges])]
+
+
+def _added(sums: Tensor) -> Tensor:
+    """The sum of matrices or rows that lie one behind another."""
+    out = sums.new_empty(sums.shape[1:])
+    _add_up(sums.numpy().reshape(len(sums), -1), out.numpy().reshape(-1))
+    return out
+
+
+@kernel
+def _add_up(sums: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """Set `out` to the sum of the rows of `sums`, in order."""
+    out[:] = sums[0]
+    for i in range(1, len(sums)):
+        for j in range(len(out)):
+            out[j] += sums[i, j]

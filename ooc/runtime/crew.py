@@ -163,6 +163,58 @@ def few(numbers: int) -> AbstractContextManager[None]:
     return single_threaded() if numbers <= FEW else nullcontext()
 
 
+def with_few(x: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """`function` of x, computed as with `few`, and its gradient too, for which torch would wake a thread otherwise.
+
+    Args:
+        x: [*], on any device; what `function` depends on and has a gradient by.
+        function: Gives one tensor of x.
+
+    Returns:
+        What it gives.
+
+    >>> loss = with_few(logits, lambda rows: torch.nn.functional.cross_entropy(rows, labels))
+    """
+    if x.numel() > FEW or not x.is_cpu or not knows_threads():
+        return function(x)
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        with single_threaded():
+            return function(x)
+    alone = single_threaded()
+    with single_threaded():
+        out = function(_Leaving.apply(x, alone))  # type: ignore[no-untyped-call]
+        entering: torch.Tensor = _Entering.apply(out, alone)  # type: ignore[no-untyped-call]
+    return entering
+
+
+class _Leaving(torch.autograd.Function):
+    """Behind it the backward pass is in as many threads as before `_Entering`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, alone: single_threaded) -> torch.Tensor:
+        ctx.alone = alone
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.alone.__exit__()
+        return grad, None
+
+
+class _Entering(torch.autograd.Function):
+    """From it on the backward pass is in one thread."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, alone: single_threaded) -> torch.Tensor:
+        ctx.alone = alone
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.alone.__enter__()
+        return grad, None
+
+
 def in_one_call(parameters: Collection[torch.Tensor]) -> bool | None:
     """What Adam's `fused` should be: whether parameters on the CPU are so few that a step of them stays in one thread.
 

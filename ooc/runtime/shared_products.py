@@ -34,22 +34,22 @@ from ooc.stores.jit import kernel
 
 Calls = NDArray[np.int64]
 """int64[calls, NUMBERS]"""
-Beside = Callable[[], object] | None
 NUMBERS = 13
 _LAYOUT_A, _LAYOUT_B, _M, _N, _K, _A, _LDA, _B, _LDB, _C, _LDC, _ADD, _BIAS = range(NUMBERS)
 """Numbers of a call: the arguments of `sgemm`, whose matrices are column-major, so that its columns are torch's rows. _ADD:
 whether to add to what is there; _BIAS: the address of the bias that every row starts from, 0 for none."""
-_LEFT, _DONE, _BEGUN, _PIECES, _CALLS, _TABLE, _RANGES, _WAY, _FAILED = 0, 8, 16, 17, 18, 19, 20, 21, 22
+_LEFT, _DONE, _PIECES, _CALLS, _TABLE, _RANGES, _WAY, _FAILED = 0, 8, 16, 17, 18, 19, 20, 21
 _WORK, _ENDED, _SIZE = 24, 32, 40
 """Numbers of a board, on cache lines of their own where several threads change them.
 
-_LEFT: pieces that nobody has claimed. _DONE: pieces that are done. _BEGUN: whether the caller still has to wait for them.
+_LEFT: pieces that nobody has claimed. _DONE: pieces that are done.
 _PIECES, _CALLS, _TABLE, _RANGES, _WAY: the work (see `_do`). _FAILED: whether a piece could not be done. _WORK, _ENDED:
 semaphores of 32 bytes; the first is posted for each helper that is woken, the second for the caller where a helper does the
 last piece.
 """
-BY_MKL, BLOCKS_BY_ONEDNN, SUMS_BY_ONEDNN = range(3)
+BY_MKL, SUMS_BY_MKL, BLOCKS_BY_ONEDNN, SUMS_BY_ONEDNN = range(4)
 """ways to multiply, see `share`"""
+SUMS = (SUMS_BY_MKL, SUMS_BY_ONEDNN)
 LOOKS = 20_000
 """times that the caller looks whether all pieces are done before it sleeps: some 20 microseconds"""
 _ROW_MAJOR, _COLUMN_MAJOR = ord("N"), ord("T")
@@ -86,11 +86,26 @@ def _multiply(call: NDArray[np.int64], first: int, rows: int, numbers: NDArray[n
     if call[_BIAS] != 0:
         given = carray(floats_at(out), (rows, call[_LDC]))
         _set_rows(carray(floats_at(call[_BIAS]), (call[_M],)), given[:, : call[_M]])
-    numbers[0], numbers[1], numbers[2], numbers[3] = call[_LAYOUT_A], call[_LAYOUT_B], call[_M], rows
-    numbers[4], numbers[5], numbers[6], numbers[7] = call[_K], call[_LDA], call[_LDB], call[_LDC]
-    factors[0], factors[1] = np.float32(1), np.float32(call[_ADD] != 0 or call[_BIAS] != 0)
+    add = call[_ADD] != 0 or call[_BIAS] != 0
+    _call_sgemm(call, (rows, call[_K]), (left, call[_A], out), add, numbers, factors)
+
+
+@kernel
+def _call_sgemm(
+    call: NDArray[np.int64],
+    size: tuple[int, int],
+    places: tuple[int, int, int],
+    add: bool,
+    numbers: NDArray[np.int32],
+    factors: NDArray[np.float32],
+) -> None:
+    """Make one call for so many rows and so many numbers in each, with the left and right matrix and `out` at these places."""
+    left, right, out = places
+    numbers[0], numbers[1], numbers[2], numbers[3] = call[_LAYOUT_A], call[_LAYOUT_B], call[_M], size[0]
+    numbers[4], numbers[5], numbers[6], numbers[7] = size[1], call[_LDA], call[_LDB], call[_LDC]
+    factors[0], factors[1] = np.float32(1), np.float32(add)
     at, one = numbers.ctypes.data, factors.ctypes.data
-    _sgemm(at, at + 4, at + 8, at + 12, at + 16, one, call[_A], at + 20, left, at + 24, one + 4, out, at + 28)
+    _sgemm(at, at + 4, at + 8, at + 12, at + 16, one, right, at + 20, left, at + 24, one + 4, out, at + 28)
 
 
 @kernel
@@ -149,6 +164,23 @@ def _add_range(calls: Calls, ranges: int, piece: int, own: NDArray[np.int64]) ->
 
 
 @kernel
+def _sum_range(calls: Calls, ranges: int, piece: int, numbers: NDArray[np.int32], factors: NDArray[np.float32]) -> None:
+    """`_add_range` by MKL, which multiplies all of a range at once."""
+    width, size, by_row = calls[0, _N], calls[0, _K], calls[0, _LDB]
+    first, stop = size * piece // ranges, size * (piece + 1) // ranges
+    of_columns = carray(floats_at(calls[0, _BIAS] + 4 * piece * width), (width,))
+    of_block = carray(floats_at(calls[0, _BIAS] + 4 * (ranges + piece) * width), (width,))
+    of_columns[:] = 0
+    for begin in range(first, stop, ROWS):
+        given = carray(floats_at(calls[0, _B] + 4 * begin * by_row), (min(ROWS, stop - begin), by_row))
+        _add_rows(given[:, :width], of_columns, of_block)
+    for i in range(len(calls)):
+        left, right = calls[i, _B] + 4 * first * by_row, calls[i, _A] + 4 * first * calls[i, _LDA]
+        out = calls[i, _C] + 4 * piece * width * calls[i, _M]
+        _call_sgemm(calls[i], (width, stop - first), (left, right, out), False, numbers, factors)
+
+
+@kernel
 def _do(
     calls: Calls,
     ranges: int,
@@ -161,6 +193,9 @@ def _do(
     """Do a piece: one of the ranges of all calls or, where `ranges` is 0, one call. Returns whether it could be done."""
     if way == SUMS_BY_ONEDNN:
         return _add_range(calls, ranges, piece, own)
+    if way == SUMS_BY_MKL:
+        _sum_range(calls, ranges, piece, numbers, factors)
+        return True
     if ranges == 0:
         _multiply(calls[piece], 0, calls[piece, _N], numbers, factors)
         return True
@@ -212,33 +247,22 @@ def _serve(board: NDArray[np.int64]) -> None:
 
 
 @kernel
-def _begin(board: NDArray[np.int64], calls: Calls, ranges: int, way: int, helpers: int) -> None:
-    """Put the work on the board and wake helpers. One that wakes late finds none, or helps with the next."""
+def _share(board: NDArray[np.int64], calls: Calls, ranges: int, way: int, helpers: int, looks: int) -> None:
+    """Put the work on the board, wake helpers, and work on pieces too until all are done.
+
+    A helper that wakes late finds none, or helps with the next.
+    """
     pieces = len(calls) if ranges == 0 else ranges
     board[_PIECES], board[_CALLS], board[_TABLE], board[_RANGES] = pieces, len(calls), calls.ctypes.data, ranges
-    board[_WAY], board[_FAILED], board[_DONE], board[_BEGUN] = way, 0, 0, 1
+    board[_WAY], board[_FAILED], board[_DONE] = way, 0, 0
     store_release(board, _LEFT, pieces)
     for _ in range(helpers):
         _sem_post(board.ctypes.data + 8 * _WORK)
-
-
-@kernel
-def _finish(board: NDArray[np.int64], looks: int) -> None:
-    """Work on pieces too, and wait for all of them; nothing where none were begun."""
-    if board[_BEGUN] == 0:
-        return
     if not _work(board):
         for _ in range(looks):
             if load_acquire(board, _DONE) == board[_PIECES]:
                 break
         _sleep_on(board.ctypes.data + 8 * _ENDED)
-    board[_BEGUN] = 0
-
-
-@kernel
-def _begin_and_finish(board: NDArray[np.int64], calls: Calls, ranges: int, way: int, helpers: int, looks: int) -> None:
-    _begin(board, calls, ranges, way, helpers)
-    _finish(board, looks)
 
 
 @kernel
@@ -256,7 +280,6 @@ class _Helpers:
 
     def __init__(self) -> None:
         self.board, self._size, self._lock = np.zeros(_SIZE, np.int64), 0, threading.Lock()
-        self._held: Any = None
         self._threads: list[int] = []
         self._core: int | None = None
         self._core_of_caller: Callable[[], int] = int
@@ -266,33 +289,21 @@ class _Helpers:
             for at in (_WORK, _ENDED):
                 ctypes.CDLL(None).sem_init(ctypes.c_void_p(self.board.ctypes.data + 8 * at), 0, 0)
 
-    def share(self, calls: Calls, ranges: int, way: int, helpers: int, beside: Beside, held: object) -> bool | None:
-        """Do all pieces, unless another thread has the helpers: then return None. held: what the calls have addresses of.
+    def share(self, calls: Calls, ranges: int, way: int, helpers: int) -> bool | None:
+        """Do all pieces, unless another thread has the helpers: then return None.
 
         Returns whether each piece could be done.
         """
-        board, lock = self.board, self._lock
-        if not lock.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             return None
         try:
-            _finish(board, LOOKS)  # work that an interrupt has left, and loads the kernel, which another could end
-            self._held = calls, held
             while self._size < helpers:
                 self._add()
             self._leave_core_of_caller()
-            if beside is None:
-                _begin_and_finish(board, calls, ranges, way, helpers, LOOKS)
-            else:
-                try:
-                    _begin(board, calls, ranges, way, helpers)
-                    beside()
-                finally:  # helpers write to the caller's matrices
-                    _finish(board, LOOKS)
-            return board[_FAILED] == 0
+            _share(self.board, calls, ranges, way, helpers, LOOKS)
+            return self.board[_FAILED] == 0
         finally:
-            if board[_BEGUN] == 0:
-                self._held = None
-            lock.release()
+            self._lock.release()
 
     def _add(self) -> None:
         self._size += 1
@@ -325,7 +336,6 @@ _helpers = _Helpers()
 def _forget_helpers() -> None:
     """In a child process, which has none of the threads."""
     global _helpers
-    _helpers.board[_BEGUN] = 0
     _helpers = _Helpers()
 
 
@@ -363,7 +373,7 @@ class SharedProduct(NamedTuple):
         (rows, columns), inner = self.out.shape, self.left.size(1)
         if self.left.size(0) != rows or self.right.shape != (inner, columns) or 1 in (rows, columns):
             return None  # torch's product of one row or column has other bits
-        if not self._bias_fits(rows if way == SUMS_BY_ONEDNN else columns):
+        if not self._bias_fits(rows if way in SUMS else columns):
             return None
         layouts = [_layout(each) for each in matrices]
         if None in layouts:
@@ -406,16 +416,18 @@ def _calls(products: Sequence[SharedProduct], in_ranges: bool, way: int) -> Call
     if None in found or (in_ranges and len({each.out.size(0) for each in products}) > 1):
         return None
     calls = [each for each in found if each is not None]
-    return np.array(calls, np.int64) if way == BY_MKL or (onednn.here() and _fits(calls, way)) else None
+    return np.array(calls, np.int64) if way == BY_MKL or _fits(calls, way) else None
 
 
 def _fits(calls: Sequence[Sequence[int]], way: int) -> bool:
     """Whether oneDNN's blocks are whole, and sums have one left matrix by columns, right ones by rows and no gaps in `out`."""
+    if way != SUMS_BY_MKL and not onednn.here():
+        return False
     if way == BLOCKS_BY_ONEDNN:
         return all(call[_N] >= ROWS for call in calls)
     first = calls[0]
     return (
-        first[_K] >= ROWS
+        first[_K] >= (ROWS if way == SUMS_BY_ONEDNN else 1)
         and first[_BIAS] != 0
         and all(
             (call[_LAYOUT_B], call[_LAYOUT_A]) == (_COLUMN_MAJOR, _ROW_MAJOR)
@@ -426,7 +438,7 @@ def _fits(calls: Sequence[Sequence[int]], way: int) -> bool:
     )
 
 
-def share(products: Sequence[SharedProduct], threads: int, ranges: int = 0, beside: Beside = None, way: int = BY_MKL) -> bool:
+def share(products: Sequence[SharedProduct], threads: int, ranges: int = 0, way: int = BY_MKL) -> bool:
     """Make products in pieces that several threads take in turn, this one among them.
 
     Gradients are not recorded.
@@ -436,9 +448,9 @@ def share(products: Sequence[SharedProduct], threads: int, ranges: int = 0, besi
         threads: This one and helpers.
         ranges: Even ranges of the rows of `out` and `left`, each of which is a piece: all products, in order. 0: each product
             is a piece.
-        beside: Called by this thread before it takes pieces; helpers start meanwhile.
         way: `BY_MKL`; `BLOCKS_BY_ONEDNN`, whose ranges are blocks of `onednn.ROWS` rows, however many `ranges` says; or
-            `SUMS_BY_ONEDNN`: `out` is the first of so many sums, one behind another in memory, which together are the product.
+            `SUMS_BY_MKL` and `SUMS_BY_ONEDNN`: `out` is the first of so many sums, one behind another in memory, which together
+            are the product.
             Each is of a range of left's columns, which all products have. The first product's `bias` is the first of so many
             sums of these columns, which are set too; behind them is as much memory again, to work in.
 
@@ -452,7 +464,7 @@ def share(products: Sequence[SharedProduct], threads: int, ranges: int = 0, besi
     >>> share([SharedProduct(out, rows, weight.t())], threads=2, ranges=4)
     True
     """
-    calls = _calls(products, ranges > 0 and way != SUMS_BY_ONEDNN, way) if here() else None
+    calls = _calls(products, ranges > 0 and way not in SUMS, way) if here() else None
     if calls is None:
         return False
     if way == BLOCKS_BY_ONEDNN:
@@ -460,10 +472,8 @@ def share(products: Sequence[SharedProduct], threads: int, ranges: int = 0, besi
     helpers, done = min(threads, ranges or len(calls)) - 1, None
     with single_threaded():
         if helpers > 0:
-            done = _helpers.share(calls, ranges, way, helpers, beside, products)
+            done = _helpers.share(calls, ranges, way, helpers)
         if done is None:
-            if beside is not None:
-                beside()
             done = _do_alone(calls, ranges, way)
     if not done:
         raise MemoryError("oneDNN has no memory left to multiply")

@@ -31,7 +31,7 @@ from ooc.models.user_models import edge_features_for, forward_batch
 from ooc.planning.first_step import check_first_step
 from ooc.planning.recomputation import RecomputationPlanner, planner_for, runs_by_layers
 from ooc.runtime.clock import write_trace
-from ooc.runtime.crew import few
+from ooc.runtime.crew import with_few
 from ooc.runtime.memory import Blocks, keep_large_blocks
 from ooc.runtime.memory_plan import compressed_share, plan_memory
 from ooc.runtime.pipeline import Stage
@@ -313,8 +313,8 @@ class BatchMode(BatchScoring):
         with autocast(self.device, self.config.precision):
             logits = self.forward(batch)
         labels, seeds = self.labels_in(batch), self._seeds(batch)
-        with few(logits.numel()):
-            return self.loss_of(self.checked(logits, labels), labels, getattr(seeds, "node_norm", None))
+        norm = getattr(seeds, "node_norm", None)
+        return with_few(self.checked(logits, labels), lambda rows: self.loss_of(rows, labels, norm))
 
     def weight(self, batch: Any) -> Tensor:
         """See `Mode`; each of GraphSAINT's subgraphs stands for the whole graph."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ooc.graph.blocks import Subgraph
-from ooc.graph.mapped_topology import Topology, _parts
+from ooc.graph.mapped_topology import MappedRanges, Topology, _parts
 from ooc.stores.graph import Graph
 
 PART = 2**14
@@ -75,3 +75,13 @@ def test_parts_are_those_of_the_ranges(ranges):
     size = np.array([size for _, size in ranges], np.int64)
     wanted = {slot // PART for begin, size in ranges for slot in (*range(begin, begin + size, PART), begin + size - 1) if size}
     assert set((_parts(first, first + size) // PART).tolist()) == wanted
+
+
+@pytest.mark.parametrize("wrong", [-1, 3 * PART])
+def test_slots_that_are_not_there_are_refused(wrong):
+    """The last part is counted whole."""
+    touched = MappedRanges(Graph.from_arrays(np.array([0, 2 * PART + 1]), np.zeros(2 * PART + 1, np.int64)))
+    slots = np.array([0, PART - 1, PART, 2 * PART])
+    assert [touched.add(slots[: stop + 1], 2) for stop in range(4)] == [False, False, False, True]
+    with pytest.raises(IndexError, match="a slot is not there"):
+        touched.add(np.array([0, wrong]), 3)

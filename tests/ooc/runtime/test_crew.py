@@ -3,11 +3,12 @@
 import os
 import threading
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
-from ooc.runtime.crew import FEW, _Crew, few, in_pieces, knows_threads, single_threaded
+from ooc.runtime.crew import FEW, _Crew, few, in_pieces, knows_threads, single_threaded, with_few
 from ooc.runtime.restoring import settings_restored
 
 
@@ -92,3 +93,53 @@ def test_few_numbers_are_worked_on_in_one_thread(numbers: int, threads: int) -> 
         with few(numbers):
             assert torch.get_num_threads() == (threads if knows_threads() else 3)
         assert torch.get_num_threads() == 3
+
+
+class Noting(torch.autograd.Function):
+    """x, noting the threads of its forward and backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, noted: list[int]) -> torch.Tensor:
+        ctx.noted = noted
+        noted.append(torch.get_num_threads())
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.noted.append(torch.get_num_threads())
+        return grad, None
+
+
+@pytest.mark.parametrize(("numbers", "threads"), [(FEW, 1), (FEW + 1, 3)])
+def test_a_loss_of_few_numbers_has_its_gradient_in_one_thread(numbers: int, threads: int) -> None:
+    """What is before the loss has all threads again; the gradient is torch's."""
+    torch.manual_seed(0)
+    before, within = list[int](), list[int]()
+    start = torch.randn(numbers, requires_grad=True)
+    with settings_restored():
+        torch.set_num_threads(3)
+        x = Noting.apply(2 * start, before)
+        loss = with_few(x, lambda rows: Noting.apply(rows, within).sigmoid().mean())
+        (loss / 3).backward()
+        assert torch.get_num_threads() == 3
+    assert before == [3, 3]
+    assert within == [threads if knows_threads() else 3] * 2
+    found, start.grad = start.grad, None
+    ((2 * start).sigmoid().mean() / 3).backward()
+    assert torch.allclose(found, start.grad, rtol=1e-6, atol=0)
+
+
+def test_few_numbers_without_a_gradient() -> None:
+    noted = list[int]()
+    with settings_restored():
+        torch.set_num_threads(3)
+        for x in (torch.ones(5), torch.ones(5, requires_grad=True)):
+            with torch.no_grad():
+                assert with_few(x, lambda rows: Noting.apply(rows, noted).sum()).item() == 5
+        weight = torch.ones(5, requires_grad=True)
+        with_few(torch.ones(5), lambda rows: (rows * weight).sum()).backward()
+        with pytest.raises(ValueError, match="loss"):
+            with_few(torch.ones(5, requires_grad=True), lambda rows: int("loss"))
+        assert torch.get_num_threads() == 3
+    assert noted == [1 if knows_threads() else 3] * 2
+    assert torch.equal(weight.grad, torch.ones(5))

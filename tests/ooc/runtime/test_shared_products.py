@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import product as combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from ooc.runtime import onednn, shared_products
 from ooc.runtime.crew import single_threaded
-from ooc.runtime.shared_products import BLOCKS_BY_ONEDNN, SUMS_BY_ONEDNN, SharedProduct, share
+from ooc.runtime.shared_products import BLOCKS_BY_ONEDNN, SUMS_BY_MKL, SUMS_BY_ONEDNN, SharedProduct, share
 
 pytestmark = pytest.mark.skipif(not shared_products.here(), reason="torch is built without MKL")
 
@@ -193,10 +194,10 @@ def test_blocks_by_onednn_are_the_product(lies: str, size: int) -> None:
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
-@needs_onednn
+@pytest.mark.parametrize("way", [SUMS_BY_MKL, pytest.param(SUMS_BY_ONEDNN, marks=needs_onednn)])
 @pytest.mark.parametrize("lies", ["rows", "part"])
 @pytest.mark.parametrize(("size", "ranges"), [(512, 1), (513, 1), (1500, 2), (1500, 3), (1500, 7), (5000, 4)])
-def test_sums_by_onednn_are_the_product_when_added(lies: str, size: int, ranges: int) -> None:
+def test_sums_of_ranges_are_the_product_when_added(way: int, lies: str, size: int, ranges: int) -> None:
     """Also of more ranges than blocks, of which some are of no column."""
     torch.manual_seed(0)
     grad, x, y = numbers(size, 20, lies), numbers(size, 12, lies), numbers(size, 9, lies)
@@ -205,7 +206,7 @@ def test_sums_by_onednn_are_the_product_when_added(lies: str, size: int, ranges:
         sums = [torch.full((ranges, *shape), torch.nan) for shape in ((20, 12), (20, 9))]
         sums.append(torch.full((2 * ranges, 20), torch.nan))
         products = [SharedProduct(sums[0][0], grad.t(), x, sums[2][0]), SharedProduct(sums[1][0], grad.t(), y)]
-        assert share(products, threads, ranges, way=SUMS_BY_ONEDNN)
+        assert share(products, threads, ranges, way=way)
         found.append([each[:ranges].sum(0) for each in sums])
     wide = grad.double()
     for own, exact in zip(found[0], (wide.t() @ x.double(), wide.t() @ y.double(), wide.sum(0)), strict=True):
@@ -220,7 +221,7 @@ def wrong_for_onednn() -> dict[str, tuple[int, list[SharedProduct]]]:
     return {
         "few rows": (BLOCKS_BY_ONEDNN, [SharedProduct(torch.empty(511, 8), torch.randn(511, 4), torch.randn(4, 8))]),
         "left by columns": (BLOCKS_BY_ONEDNN, [SharedProduct(torch.empty(600, 8), torch.randn(4, 600).t(), torch.randn(4, 8))]),
-        "few terms": (SUMS_BY_ONEDNN, [SharedProduct(out, grad[:511].t(), x[:511], bias)]),
+        "few terms": (SUMS_BY_ONEDNN, [SharedProduct(out, grad[:511].t(), x[:511], torch.empty(2, 8)[0])]),
         "left by rows": (SUMS_BY_ONEDNN, [SharedProduct(out, torch.randn(8, 600), x, bias)]),
         "right by columns": (SUMS_BY_ONEDNN, [SharedProduct(out, grad.t(), torch.randn(4, 600).t(), bias)]),
         "another left": (SUMS_BY_ONEDNN, [good, SharedProduct(out.clone(), torch.randn(600, 8).t(), x)]),
@@ -228,6 +229,13 @@ def wrong_for_onednn() -> dict[str, tuple[int, list[SharedProduct]]]:
         "sums of another length": (SUMS_BY_ONEDNN, [SharedProduct(out, grad.t(), x, torch.empty(4))]),
         "gaps between sums": (SUMS_BY_ONEDNN, [SharedProduct(torch.empty(8, 5)[:, :4], grad.t(), x, bias)]),
     }
+
+
+@pytest.mark.parametrize("name", [name for name, (way, _) in wrong_for_onednn().items() if way == SUMS_BY_ONEDNN])
+def test_sums_that_mkl_does_not_make_are_left_to_torch(name: str) -> None:
+    """All that oneDNN does not but of few terms."""
+    _, products = wrong_for_onednn()[name]
+    assert share(products, threads=2, ranges=1, way=SUMS_BY_MKL) == (name == "few terms")
 
 
 @needs_onednn
@@ -238,13 +246,14 @@ def test_what_onednn_is_not_given_is_left_to_torch(name: str) -> None:
 
 
 WITHOUT_MEMORY = """
-import resource, sys
+import resource, sys, time
 import torch
 from ooc.runtime.shared_products import BLOCKS_BY_ONEDNN, SUMS_BY_ONEDNN, SharedProduct, share
 wide, threads = 2**17, int(sys.argv[1])
 left, right, out = torch.ones(600, 2), torch.ones(2, wide), torch.zeros(600, wide)
 small = SharedProduct(out[:, :4], left, right[:, :4])
 assert share([small], threads, 1, way=BLOCKS_BY_ONEDNN)
+time.sleep(2)  # the helper loads its kernel, for which there is room now
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, used + 2**26))
 try:
@@ -296,26 +305,6 @@ def test_large_pieces_are_waited_for(looks: int, large: Large, switching: None, 
         assert torch.equal(product.out, wanted)
 
 
-def test_helpers_are_waited_for_where_what_is_done_beside_fails(large: Large, switching: None) -> None:
-    product, wanted = large
-    for _ in range(20):
-        product.out.zero_()
-        with pytest.raises(ValueError, match="beside"):
-            share([product], threads=3, ranges=4, beside=lambda: int("beside"))
-        assert torch.equal(product.out, wanted)
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_what_is_done_beside_may_fail(threads: int) -> None:
-    left, right, out = torch.ones(40, 5), torch.ones(5, 6), torch.zeros(40, 6)
-    with pytest.raises(ValueError, match="beside"):
-        share([SharedProduct(out, left, right)], threads, ranges=4, beside=lambda: int("beside"))
-    done = list[int]()
-    assert share([SharedProduct(out, left, right)], threads, ranges=4, beside=lambda: done.append(1))
-    assert done == [1]
-    assert torch.equal(out, torch.full((40, 6), 5.0))
-
-
 def test_thousands_of_short_shares_are_complete() -> None:
     """Helpers that wake late find the work of a later share."""
     torch.manual_seed(0)
@@ -350,18 +339,27 @@ def test_several_callers_at_once_have_their_own_products(switching: None) -> Non
     assert not wrong
 
 
-def test_a_helper_takes_pieces_while_the_caller_is_busy() -> None:
-    left, right, out, seen = torch.ones(64, 4), torch.ones(4, 4), torch.zeros(64, 4), list[bool]()
+def share_until_a_helper_has_worked(product: SharedProduct) -> None:
+    """By the processor time of its thread: half a millisecond, which waking without a piece to take does not use up."""
+    begun, begin = False, 0
+    while not begun or helper_time() < begin + 500_000:
+        share([product], threads=2, ranges=8)
+        if not begun and shared_products._helpers._threads:
+            begun, begin = True, helper_time()
 
-    def beside() -> None:
-        for _ in range(2000):
-            if bool((out != 0).all()):
-                break
-            threading.Event().wait(0.01)
-        seen.append(bool((out != 0).all()))
 
-    share([SharedProduct(out, left, right)], threads=2, ranges=8, beside=beside)
-    assert seen == [True]
+def helper_time() -> int:
+    """Nanoseconds for which the first helper has run."""
+    thread = shared_products._helpers._threads[0]
+    return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0])
+
+
+@pytest.mark.timeout(60)
+def test_a_helper_takes_pieces(large: Large, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_products, "_helpers", shared_products._Helpers())
+    product, wanted = large
+    share_until_a_helper_has_worked(product)
+    assert torch.equal(product.out, wanted)
 
 
 def test_helpers_leave_the_core_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,15 +411,9 @@ def forked_share() -> int:
     if child == 0:
         try:
             signal.alarm(60)
-            seen, out = list[bool](), torch.zeros(40, 6)
-
-            def beside() -> None:  # a helper is done before the caller begins
-                while not bool((out == 5).all()):
-                    time.sleep(0.001)
-                seen.append(True)
-
-            share([SharedProduct(out, torch.ones(40, 5), torch.ones(5, 6))], threads=2, ranges=4, beside=beside)
-            os._exit(0 if seen else 1)
+            product = SharedProduct(torch.zeros(400, 60), torch.ones(400, 50), torch.ones(50, 60))
+            share_until_a_helper_has_worked(product)
+            os._exit(0 if bool((product.out == 50).all()) else 1)
         finally:
             os._exit(2)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -435,7 +427,8 @@ left, right, out = torch.ones(4096, 256), torch.ones(256, 256), torch.zeros(4096
 wrong = 0
 try:
     late = lambda: os.kill(os.getpid(), signal.SIGINT)
-    share([SharedProduct(out, left, right)], 2, 8, beside=lambda: threading.Timer(float(sys.argv[1]), late).start())
+    threading.Timer(float(sys.argv[1]), late).start()
+    share([SharedProduct(out, left, right)], 2, 8)
     threading.Event().wait(1)
 except KeyboardInterrupt:
     pass

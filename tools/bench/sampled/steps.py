@@ -57,7 +57,7 @@ def learner(ds: Any, layers: int, hidden: int, seed: int, dropout: float = 0.0) 
 
     from ooc.models.builders import build_model
     from ooc.models.user_models import forward_batch
-    from ooc.runtime.crew import few, in_one_call
+    from ooc.runtime.crew import few, in_one_call, with_few
 
     torch.manual_seed(seed)
     model = build_model("sage", ds.num_features, hidden, ds.num_classes, layers, dropout)
@@ -66,8 +66,7 @@ def learner(ds: Any, layers: int, hidden: int, seed: int, dropout: float = 0.0) 
 
     def step(batch: Any) -> float:
         logits = forward_batch(model, batch)
-        with few(logits.numel()):  # as `ooc train` does
-            loss = F.cross_entropy(logits, batch.y[: batch.batch_size])
+        loss = with_few(logits, lambda rows: F.cross_entropy(rows, batch.y[: batch.batch_size]))  # as `ooc train` does
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         with few(parameters):
