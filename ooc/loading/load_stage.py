@@ -42,7 +42,7 @@ class Labels:
     def of_nodes(self, node: Ids) -> AnyArray:
         """The labels of these nodes: [n] or [n, C]."""
         y = self._classes(node) if self._are_classes else np.asarray(self.y[node])
-        y = y.astype(np.int64) if y.dtype.kind in "iu" else y  # torch's losses take classes so
+        y = y.astype(np.int64, copy=False) if y.dtype.kind in "iu" else y  # torch's losses take classes so
         if self.train is not None:
             y[~self.train.contains(node)] = -1 if y.dtype.kind == "i" else np.nan
         return y.astype(np.float32) if self.floats else y
@@ -50,12 +50,13 @@ class Labels:
     @property
     def _are_classes(self) -> bool:
         """Whether they are whole numbers in memory, one a node."""
-        return type(self.y) is np.ndarray and self.y.ndim == 1 and self.y.dtype.kind in "iu" and self.y.flags.c_contiguous
+        y = self.y
+        return type(y) is np.ndarray and y.ndim == 1 and y.dtype.kind in "iu" and y.dtype.isnative and y.flags.c_contiguous
 
     def _classes(self, node: Ids) -> NDArray[np.int64]:
         found = np.empty(len(node), np.int64)
         if not _take_classes(self.y, node, found):
-            raise IndexError("a node has no label")  # as numpy says it
+            raise IndexError("a node of the batch has no label")
         return found
 
 

@@ -129,15 +129,16 @@ def knows_threads() -> bool:
     return _thread_counts() is not None
 
 
-class single_threaded:
-    """Do torch's operations in the calling thread alone; others keep the threads they have."""
+class threads_kept:
+    """The calling thread has as many threads for torch's operations at the end as at the beginning, whatever happens within."""
 
     def __enter__(self) -> None:
         counts = _thread_counts()
         if counts is not None:
-            threads, set_threads, set_mkl = counts
-            self._before = threads(), set_mkl(1)
-            set_threads(1)
+            threads, _, set_mkl = counts
+            of_mkl = set_mkl(0)
+            set_mkl(of_mkl)
+            self._before = threads(), of_mkl
 
     def __exit__(self, *_: object) -> None:
         counts = _thread_counts()
@@ -146,6 +147,17 @@ class single_threaded:
             threads, of_mkl = self._before
             set_threads(threads)
             set_mkl(of_mkl)
+
+
+class single_threaded(threads_kept):
+    """Do torch's operations in the calling thread alone; others keep the threads they have."""
+
+    def __enter__(self) -> None:
+        counts = _thread_counts()
+        if counts is not None:
+            threads, set_threads, set_mkl = counts
+            self._before = threads(), set_mkl(1)
+            set_threads(1)
 
 
 def few(numbers: int) -> AbstractContextManager[None]:
@@ -167,13 +179,16 @@ def with_few(x: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) 
     """`function` of x, computed as with `few`, and its gradient too, for which torch would wake a thread otherwise.
 
     Args:
-        x: [*], on any device; what `function` depends on and has a gradient by.
-        function: Gives one tensor of x.
+        x: [*], on any device.
+        function: Gives one tensor that depends on x, which it may not change in place.
 
     Returns:
-        What it gives.
+        What it gives, not to be changed in place. Its backward pass is made within `threads_kept`, as it ends with one thread
+        where it fails or does not get to x.
 
     >>> loss = with_few(logits, lambda rows: torch.nn.functional.cross_entropy(rows, labels))
+    >>> with threads_kept():
+    ...     loss.backward()
     """
     if x.numel() > FEW or not x.is_cpu or not knows_threads():
         return function(x)

@@ -247,17 +247,20 @@ def _serve(board: NDArray[np.int64]) -> None:
 
 
 @kernel
-def _share(board: NDArray[np.int64], calls: Calls, ranges: int, way: int, helpers: int, looks: int) -> None:
-    """Put the work on the board, wake helpers, and work on pieces too until all are done.
-
-    A helper that wakes late finds none, or helps with the next.
-    """
+def _begin(board: NDArray[np.int64], calls: Calls, ranges: int, way: int, helpers: int) -> None:
+    """Put the work on the board and wake helpers. One that wakes late finds none, or helps with the next."""
     pieces = len(calls) if ranges == 0 else ranges
     board[_PIECES], board[_CALLS], board[_TABLE], board[_RANGES] = pieces, len(calls), calls.ctypes.data, ranges
     board[_WAY], board[_FAILED], board[_DONE] = way, 0, 0
     store_release(board, _LEFT, pieces)
     for _ in range(helpers):
         _sem_post(board.ctypes.data + 8 * _WORK)
+
+
+@kernel
+def _share(board: NDArray[np.int64], calls: Calls, ranges: int, way: int, helpers: int, looks: int) -> None:
+    """Do all pieces with helpers. As one kernel: an interrupt between its parts would leave work that nobody waits for."""
+    _begin(board, calls, ranges, way, helpers)
     if not _work(board):
         for _ in range(looks):
             if load_acquire(board, _DONE) == board[_PIECES]:
@@ -420,7 +423,8 @@ def _calls(products: Sequence[SharedProduct], in_ranges: bool, way: int) -> Call
 
 
 def _fits(calls: Sequence[Sequence[int]], way: int) -> bool:
-    """Whether oneDNN's blocks are whole, and sums have one left matrix by columns, right ones by rows and no gaps in `out`."""
+    """Whether oneDNN's blocks are whole, and sums have one left matrix by columns, right ones by rows, no gaps in `out`, and
+    nothing to add to but the first one's sums of columns."""
     if way != SUMS_BY_MKL and not onednn.here():
         return False
     if way == BLOCKS_BY_ONEDNN:
@@ -429,10 +433,12 @@ def _fits(calls: Sequence[Sequence[int]], way: int) -> bool:
     return (
         first[_K] >= (ROWS if way == SUMS_BY_ONEDNN else 1)
         and first[_BIAS] != 0
+        and not any(call[_BIAS] for call in calls[1:])
         and all(
             (call[_LAYOUT_B], call[_LAYOUT_A]) == (_COLUMN_MAJOR, _ROW_MAJOR)
             and (call[_B], call[_LDB], call[_N], call[_K]) == (first[_B], first[_LDB], first[_N], first[_K])
             and call[_LDC] == call[_M]
+            and not call[_ADD]
             for call in calls
         )
     )

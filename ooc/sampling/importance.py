@@ -40,6 +40,8 @@ BYTES_A_DESTINATION = 8
 """its variance"""
 MOST_RISE = 4.0
 """by which factor others' need raises the priority of an in-edge that is drawn by weight"""
+CERTAIN = 1 - 1e-9
+"""A probability of 1 but for rounding"""
 LEAST = 1e-100
 """of a weight, by its destination's largest one: squares of smaller ones are 0"""
 Floats = NDArray[np.float64]
@@ -214,7 +216,7 @@ def priority(weight: Floats, e: int, largest: float, c: float, likely: float) ->
     if len(weight) == 0:
         return likely
     own = c * relative(weight, e, largest)
-    return np.inf if own >= 1 else min(likely, MOST_RISE * own)
+    return np.inf if own >= CERTAIN else min(likely, MOST_RISE * own)
 
 
 @kernel

@@ -25,6 +25,8 @@ from ooc.stores.errors import BudgetError, ConfigError, InputError, StoreError
 from ooc.stores.graph import Graph
 
 T = TypeVar("T", bound=np.generic)
+_LARGE = 2.0**960
+"""a weight that is multiplied by a smaller one, as 2**64 times it is hardly finite"""
 
 scratch = Table()
 """the table of each sampling thread, shared by its samplers"""
@@ -287,9 +289,7 @@ class EdgeSampler:
         weight = self.weight[slot]
         valid = (weight >= 0) & (weight < np.inf)
         self.check_drawn(-1 if valid.all() else int(slot[np.argmin(valid)]))
-        # by a power of two, which changes no ratio: products of weights near the largest number would be infinite
-        scaled = np.ldexp(np.asarray(weight, np.float64), -np.frexp(weight.max(initial=0))[1])
-        np.multiply(edges.stands_for[drawn], scaled, out=edges.counts_for[drawn])
+        np.multiply(edges.stands_for[drawn], _scaled(np.asarray(weight, np.float64)), out=edges.counts_for[drawn])
 
     def _stream(self, key: Key) -> np.uint64:
         """The key of this type's draws, which depend on no other batch."""
@@ -462,13 +462,25 @@ def damaged_slot(slot: int, what: str = "node") -> StoreError:
     return StoreError(f"slot {slot} holds no valid {what} id: the store is damaged; run `ooc verify` on it")
 
 
+def _scaled(weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weights whose products with what edges stand for are finite: all of a hop divided by a power of two, which changes no
+    ratio, where one is near the largest number."""
+    largest = weight.max(initial=0)
+    return weight if largest < _LARGE else np.ldexp(weight, -64)
+
+
+def _kernels_know(dtype: np.dtype[Any]) -> bool:
+    """Whether numbers are of a type that numba has."""
+    return dtype.isnative and (dtype.kind in "iu" or (dtype.kind == "f" and dtype.itemsize in (4, 8)))
+
+
 def _weight_column(graph: Graph, weight: AnyArray | str) -> AnyArray:
     if isinstance(weight, str):
         if weight not in graph.columns:
             raise ConfigError(f"no edge column {weight!r} to sample by; the graph has {sorted(graph.columns)}")
         weight = graph.columns[weight]
     column = np.asarray(weight)
-    if column.shape != graph.indices.shape or column.dtype.kind not in "fiu" or column.dtype in (np.float16, np.longdouble):
+    if column.shape != graph.indices.shape or not _kernels_know(column.dtype):
         raise ConfigError(
             f"sampling weights must be one float32, float64 or whole number for each of {graph.num_edges} edges, "
             f"not {column.dtype}{list(column.shape)}"

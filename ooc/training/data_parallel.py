@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ooc.runtime.crew import threads_kept
 from ooc.runtime.ranks import Ranks
 from ooc.training.compressed_gradients import CompressedGradients
 
@@ -88,7 +89,7 @@ class GlobalStep:
         """Add the gradients of a global batch, divided by `share`; its mean loss. last: of a group of accumulated batches,
         which is when ranks exchange them."""
         apart: AbstractContextManager[None] = nullcontext() if last else self._module.no_sync()
-        with apart:
+        with apart, threads_kept():
             loss, mean = self._module(batch)
             scaler.scale(loss / share).backward()
         return mean

@@ -15,7 +15,7 @@ from ooc.config.base import RunConfig
 from ooc.history.history import Growth
 from ooc.loading.choose_pool import device_plan
 from ooc.planning.over_ranks import RanksPlan, gradients_over_ranks
-from ooc.runtime.crew import few
+from ooc.runtime.crew import few, threads_kept
 from ooc.runtime.memory_plan import MemoryPlan
 from ooc.runtime.ranks import ALONE, Ranks
 from ooc.stores.arrays.rows import Ids
@@ -240,7 +240,8 @@ class Mode(ABC):
         if not self.ranks.alone:
             return self.global_step.backward(batch, self.scaler, share, last)
         loss = self.loss(batch)
-        self.scaler.scale(loss / share).backward()  # type: ignore[no-untyped-call]
+        with threads_kept():
+            self.scaler.scale(loss / share).backward()  # type: ignore[no-untyped-call]
         return loss
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:

@@ -2,13 +2,14 @@
 
 import os
 import threading
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from ooc.runtime.crew import FEW, _Crew, few, in_pieces, knows_threads, single_threaded, with_few
+from ooc.runtime.crew import FEW, _Crew, few, in_pieces, knows_threads, single_threaded, threads_kept, with_few
 from ooc.runtime.restoring import settings_restored
 
 
@@ -143,3 +144,25 @@ def test_few_numbers_without_a_gradient() -> None:
         assert torch.get_num_threads() == 3
     assert noted == [1 if knows_threads() else 3] * 2
     assert torch.equal(weight.grad, torch.ones(5))
+
+
+def fails(grad: torch.Tensor) -> torch.Tensor:
+    raise ValueError("gradient")
+
+
+@pytest.mark.parametrize("how", ["fails", "never gets to x"])
+def test_threads_are_kept_where_a_backward_pass_ends_within_a_loss(how: str) -> None:
+    x, weight = torch.ones(5, requires_grad=True), torch.ones(5, requires_grad=True)
+
+    def loss_of(rows: torch.Tensor) -> torch.Tensor:
+        rows = (rows if how == "fails" else rows.detach()) * weight
+        if how == "fails":
+            rows.register_hook(fails)
+        return rows.sum()
+
+    with settings_restored():
+        torch.set_num_threads(3)
+        loss = with_few(x, loss_of)
+        with pytest.raises(ValueError, match="gradient") if how == "fails" else nullcontext(), threads_kept():
+            loss.backward()
+        assert torch.get_num_threads() == 3

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import product as combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -227,13 +226,15 @@ def wrong_for_onednn() -> dict[str, tuple[int, list[SharedProduct]]]:
         "another left": (SUMS_BY_ONEDNN, [good, SharedProduct(out.clone(), torch.randn(600, 8).t(), x)]),
         "no sums of columns": (SUMS_BY_ONEDNN, [SharedProduct(out, grad.t(), x)]),
         "sums of another length": (SUMS_BY_ONEDNN, [SharedProduct(out, grad.t(), x, torch.empty(4))]),
+        "something to add to": (SUMS_BY_ONEDNN, [good._replace(add=True)]),
+        "sums of columns of a second": (SUMS_BY_ONEDNN, [good, SharedProduct(out.clone(), grad.t(), x, torch.empty(8))]),
         "gaps between sums": (SUMS_BY_ONEDNN, [SharedProduct(torch.empty(8, 5)[:, :4], grad.t(), x, bias)]),
     }
 
 
 @pytest.mark.parametrize("name", [name for name, (way, _) in wrong_for_onednn().items() if way == SUMS_BY_ONEDNN])
 def test_sums_that_mkl_does_not_make_are_left_to_torch(name: str) -> None:
-    """All that oneDNN does not but of few terms."""
+    """What oneDNN refuses, MKL refuses too, except few terms."""
     _, products = wrong_for_onednn()[name]
     assert share(products, threads=2, ranges=1, way=SUMS_BY_MKL) == (name == "few terms")
 
@@ -339,26 +340,23 @@ def test_several_callers_at_once_have_their_own_products(switching: None) -> Non
     assert not wrong
 
 
-def share_until_a_helper_has_worked(product: SharedProduct) -> None:
-    """By the processor time of its thread: half a millisecond, which waking without a piece to take does not use up."""
-    begun, begin = False, 0
-    while not begun or helper_time() < begin + 500_000:
-        share([product], threads=2, ranges=8)
-        if not begun and shared_products._helpers._threads:
-            begun, begin = True, helper_time()
-
-
-def helper_time() -> int:
-    """Nanoseconds for which the first helper has run."""
-    thread = shared_products._helpers._threads[0]
-    return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0])
+def let_a_helper_do_all(product: SharedProduct) -> None:
+    """Put the pieces of a product on the board and take none of them."""
+    helpers = shared_products._helpers
+    calls = shared_products._calls([product], True, shared_products.BY_MKL)
+    assert calls is not None
+    helpers._add()
+    shared_products._begin(helpers.board, calls, 8, shared_products.BY_MKL, 1)
+    while helpers.board[shared_products._DONE] < 8:
+        time.sleep(0.001)
 
 
 @pytest.mark.timeout(60)
 def test_a_helper_takes_pieces(large: Large, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_products, "_helpers", shared_products._Helpers())
     product, wanted = large
-    share_until_a_helper_has_worked(product)
+    product.out.zero_()
+    let_a_helper_do_all(product)
     assert torch.equal(product.out, wanted)
 
 
@@ -412,7 +410,7 @@ def forked_share() -> int:
         try:
             signal.alarm(60)
             product = SharedProduct(torch.zeros(400, 60), torch.ones(400, 50), torch.ones(50, 60))
-            share_until_a_helper_has_worked(product)
+            let_a_helper_do_all(product)
             os._exit(0 if bool((product.out == 50).all()) else 1)
         finally:
             os._exit(2)
