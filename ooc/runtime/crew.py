@@ -197,36 +197,22 @@ def with_few(x: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) 
             return function(x)
     alone = single_threaded()
     with single_threaded():
-        out = function(_Leaving.apply(x, alone))  # type: ignore[no-untyped-call]
-        entering: torch.Tensor = _Entering.apply(out, alone)  # type: ignore[no-untyped-call]
-    return entering
+        inner = function(_Calling.apply(x, alone.__exit__))  # type: ignore[no-untyped-call]
+        out: torch.Tensor = _Calling.apply(inner, alone.__enter__)  # type: ignore[no-untyped-call]
+    return out
 
 
-class _Leaving(torch.autograd.Function):
-    """Behind it the backward pass is in as many threads as before `_Entering`."""
+class _Calling(torch.autograd.Function):
+    """x; where the backward pass comes to it, `call` is called first."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, alone: single_threaded) -> torch.Tensor:
-        ctx.alone = alone
+    def forward(ctx: Any, x: torch.Tensor, call: Callable[[], None]) -> torch.Tensor:
+        ctx.call = call
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        ctx.alone.__exit__()
-        return grad, None
-
-
-class _Entering(torch.autograd.Function):
-    """From it on the backward pass is in one thread."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, alone: single_threaded) -> torch.Tensor:
-        ctx.alone = alone
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        ctx.alone.__enter__()
+        ctx.call()
         return grad, None
 
 

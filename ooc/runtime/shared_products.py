@@ -42,10 +42,9 @@ _LEFT, _DONE, _PIECES, _CALLS, _TABLE, _RANGES, _WAY, _FAILED = 0, 8, 16, 17, 18
 _WORK, _ENDED, _SIZE = 24, 32, 40
 """Numbers of a board, on cache lines of their own where several threads change them.
 
-_LEFT: pieces that nobody has claimed. _DONE: pieces that are done.
-_PIECES, _CALLS, _TABLE, _RANGES, _WAY: the work (see `_do`). _FAILED: whether a piece could not be done. _WORK, _ENDED:
-semaphores of 32 bytes; the first is posted for each helper that is woken, the second for the caller where a helper does the
-last piece.
+_LEFT: pieces that nobody has claimed. _DONE: pieces that are done. _PIECES, _CALLS, _TABLE, _RANGES, _WAY: the work (see
+`_do`). _FAILED: whether a piece could not be done. _WORK, _ENDED: semaphores of 32 bytes; the first is posted for each helper
+that is woken, the second for the caller where a helper does the last piece.
 """
 BY_MKL, SUMS_BY_MKL, BLOCKS_BY_ONEDNN, SUMS_BY_ONEDNN = range(4)
 """ways to multiply, see `share`"""

@@ -41,7 +41,7 @@ BYTES_A_DESTINATION = 8
 MOST_RISE = 4.0
 """by which factor others' need raises the priority of an in-edge that is drawn by weight"""
 CERTAIN = 1 - 1e-9
-"""A probability of 1 but for rounding"""
+"""a probability of 1 but for rounding"""
 LEAST = 1e-100
 """of a weight, by its destination's largest one: squares of smaller ones are 0"""
 Floats = NDArray[np.float64]
