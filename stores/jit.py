@@ -12,8 +12,10 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+import numpy.ma  # noqa: F401  # numba's first call of a kernel imports it, where an interrupt would leave its lock taken
 from numba.core.compiler import CompileResult
 from numba.extending import overload as numba_overload
 
@@ -200,8 +203,43 @@ def package_folder(package: str) -> str:
     return str(folder)
 
 
+class _InterruptsWait:
+    """Ctrl-C is handled at the end of the block; a second one at once.
+
+    An exception within numba or LLVM leaves their locks taken and their registries half filled: no kernel could be compiled
+    later in the process, and a thread that tries would wait forever.
+    """
+
+    def __enter__(self) -> None:
+        before, self._late = signal.getsignal(signal.SIGINT), list[tuple[int, Any]]()
+        # Python handles signals in the main thread.
+        self._handler = before if callable(before) and threading.current_thread() is threading.main_thread() else None
+        if self._handler:
+            signal.signal(signal.SIGINT, self._keep)
+
+    def __exit__(self, *_: object) -> None:
+        if self._handler:
+            signal.signal(signal.SIGINT, self._handler)
+            if self._late:
+                self._handler(*self._late[0])
+
+    def _keep(self, number: int, frame: Any) -> None:
+        if self._late and self._handler:
+            self._handler(number, frame)
+        else:
+            self._late.append((number, frame))
+
+
+def _uninterrupted(compile_it: Callable[..., object]) -> Callable[..., object]:
+    def compile_or_load(signature: object) -> object:
+        with _InterruptsWait():
+            return compile_it(signature)
+
+    return compile_or_load
+
+
 def kernel(function: F) -> F:
-    """`numba.njit(nogil=True)`, with the compiled code kept on disk.
+    """`numba.njit(nogil=True)`, with the compiled code kept on disk. Ctrl-C waits for the end of loading or compiling it.
 
     >>> @kernel
     ... def total(values: np.ndarray) -> float: ...
@@ -215,6 +253,8 @@ def kernel(function: F) -> F:
             compiled = numba.njit(nogil=True, cache=True)(function)
         finally:
             numba.config.CACHE_DIR = before
+    if hasattr(compiled, "py_func"):
+        compiled.compile = _uninterrupted(compiled.compile)
     return compiled
 
 

@@ -39,13 +39,15 @@ _LAYOUT_A, _LAYOUT_B, _M, _N, _K, _A, _LDA, _B, _LDB, _C, _LDC, _ADD, _BIAS = ra
 """Numbers of a call: the arguments of `sgemm`, whose matrices are column-major, so that its columns are torch's rows. _ADD:
 whether to add to what is there; _BIAS: the address of the bias that every row starts from, 0 for none."""
 _LEFT, _DONE, _PIECES, _CALLS, _TABLE, _RANGES, _WAY, _FAILED = 0, 8, 16, 17, 18, 19, 20, 21
-_WORK, _ENDED, _SIZE = 24, 32, 40
+_WORK, _ENDED, _TAKEN, _SIZE = 24, 32, 40, 48
 """Numbers of a board, on cache lines of their own where several threads change them.
 
 _LEFT: pieces that nobody has claimed. _DONE: pieces that are done. _PIECES, _CALLS, _TABLE, _RANGES, _WAY: the work (see
 `_do`). _FAILED: whether a piece could not be done. _WORK, _ENDED: semaphores of 32 bytes; the first is posted for each helper
-that is woken, the second for the caller where a helper does the last piece.
+that is woken, the second for the caller where a helper does the last piece. _TAKEN: 1 while a caller has the board.
 """
+_BUSY, _WRONG, _RIGHT = range(3)
+"""results of `_share`"""
 BY_MKL, SUMS_BY_MKL, BLOCKS_BY_ONEDNN, SUMS_BY_ONEDNN = range(4)
 """ways to multiply, see `share`"""
 SUMS = (SUMS_BY_MKL, SUMS_BY_ONEDNN)
@@ -257,14 +259,22 @@ def _begin(board: NDArray[np.int64], calls: Calls, ranges: int, way: int, helper
 
 
 @kernel
-def _share(board: NDArray[np.int64], calls: Calls, ranges: int, way: int, helpers: int, looks: int) -> None:
-    """Do all pieces with helpers. As one kernel: an interrupt between its parts would leave work that nobody waits for."""
+def _share(board: NDArray[np.int64], calls: Calls, ranges: int, way: int, helpers: int, looks: int) -> int:
+    """Do all pieces with helpers, or nothing where the board is taken.
+
+    As one kernel: an interrupt between its parts would leave work that nobody waits for, or a board that nobody gives back.
+    """
+    if not compare_and_swap(board, _TAKEN, 0, 1):
+        return _BUSY
     _begin(board, calls, ranges, way, helpers)
     if not _work(board):
         for _ in range(looks):
             if load_acquire(board, _DONE) == board[_PIECES]:
                 break
         _sleep_on(board.ctypes.data + 8 * _ENDED)
+    result = _WRONG if board[_FAILED] != 0 else _RIGHT
+    store_release(board, _TAKEN, 0)
+    return result
 
 
 @kernel
@@ -296,16 +306,15 @@ class _Helpers:
 
         Returns whether each piece could be done.
         """
-        if not self._lock.acquire(blocking=False):
+        if self.board[_TAKEN]:
             return None
-        try:
-            while self._size < helpers:
-                self._add()
-            self._leave_core_of_caller()
-            _share(self.board, calls, ranges, way, helpers, LOOKS)
-            return self.board[_FAILED] == 0
-        finally:
-            self._lock.release()
+        if self._size < helpers:
+            with self._lock:
+                while self._size < helpers:
+                    self._add()
+        self._leave_core_of_caller()
+        result = _share(self.board, calls, ranges, way, helpers, LOOKS)
+        return None if result == _BUSY else result == _RIGHT
 
     def _add(self) -> None:
         self._size += 1

@@ -3,7 +3,9 @@
 import importlib
 import os
 import pkgutil
+import signal
 import sys
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -333,3 +335,72 @@ def test_array_constants_are_told_apart_by_what_is_in_them() -> None:
 
     tables = (np.arange(3), np.arange(3) + 1, np.arange(3, dtype=np.int32))
     assert len({kernel_key(reads(table), (types.int64,)) for table in tables}) == 3
+
+
+class Interrupting(KernelCache):
+    """Has Ctrl-C pressed `times` times while numba looks for compiled code."""
+
+    times = 1
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        for _ in range(self.times):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)  # handlers run here
+        return super().load_overload(sig, target_context)
+
+
+def interrupting(times: int) -> Any:
+    @kernel
+    def double(x: int) -> int:
+        return x + x
+
+    compiled: Any = double
+    compiled._cache = Interrupting(double)
+    compiled._cache.times = times
+    return compiled
+
+
+def test_an_interrupt_waits_until_a_kernel_is_compiled() -> None:
+    double, before = interrupting(1), signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        double(2)
+    assert len(double.signatures) == 1
+    assert signal.getsignal(signal.SIGINT) is before
+    double._cache.times = 0
+    assert double(2) == 4
+
+
+def test_a_second_interrupt_does_not_wait() -> None:
+    double, before = interrupting(2), signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        double(2)
+    assert not double.signatures
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_handler_of_the_user_gets_each_interrupt(times: int) -> None:
+    double, got = interrupting(times), list[int]()
+    before = signal.signal(signal.SIGINT, lambda number, frame: got.append(number))
+    try:
+        assert double(2) == 4
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert got == [signal.SIGINT] * times
+
+
+def test_ignored_interrupts_are_ignored_while_a_kernel_is_compiled() -> None:
+    double, before = interrupting(1), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert double(2) == 4
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_kernels_are_compiled_in_other_threads_too() -> None:
+    double, results = interrupting(0), list[int]()
+    thread = threading.Thread(target=lambda: results.append(double(2)))
+    thread.start()
+    thread.join()
+    assert results == [4]

@@ -439,7 +439,7 @@ print("wrong", wrong)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.002, 0.01, 0.03])
+@pytest.mark.parametrize("seconds", [0.002, 0.004, 0.01, 0.03, 0.09])
 def test_an_interrupt_of_the_first_share_leaves_later_ones_whole(seconds: float) -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, str(seconds)], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "wrong 0\n"), done.stderr
