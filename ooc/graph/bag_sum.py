@@ -4,16 +4,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ooc.runtime.row_kernels import fused
 from ooc.stores.jit import kernel
 from ooc.stores.prefetch import prefetch
 
@@ -57,6 +55,11 @@ def _hubs(index: Tensor, rows: Tensor, indptr: Tensor) -> list[int]:
     return [int(i) for i in torch.nonzero(indptr.diff() >= HUB_EDGES).flatten()]
 
 
+def has_hubs(indptr: Tensor) -> bool:
+    """Whether `bag_sum` has all threads sum up a bag."""
+    return len(indptr) > 1 and int(indptr[-1]) >= HUB_EDGES and bool((indptr.diff() >= HUB_EDGES).any())
+
+
 def _sum_hub(index: Tensor, rows: Tensor, value: Tensor | None, out: Tensor) -> None:
     """Set out [f] to the sum of the rows `index`, each times its value."""
     add: Callable[..., None] = _add_rows if value is None else _add_scaled_rows
@@ -67,16 +70,6 @@ def _sum_hub(index: Tensor, rows: Tensor, value: Tensor | None, out: Tensor) -> 
     with ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(partial(add, *arrays), *part, out.numpy()) for part in pairwise(columns)]:
             done.result()
-
-
-@intrinsic
-def _fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once, as embedding_bag adds a row times its value."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fma(*arguments)
-
-    return types.float32(types.float32, types.float32, types.float32), generate
 
 
 @kernel
@@ -105,5 +98,5 @@ def _add_scaled_rows(index: NDArray[np.int64], rows: Floats, value: Floats, begi
                 prefetch(flat, index[i + _AHEAD] * width + column)
         row, factor = rows[index[i], begin:end], value[i]
         for column in range(len(sums)):
-            sums[column] = _fused(factor, row[column], sums[column])
+            sums[column] = fused(factor, row[column], sums[column])
     out[begin:end] = sums

@@ -104,6 +104,11 @@ def _entered(kept: KeptSums | TimedSums) -> Iterator[None]:
         _scope.kept = outer
 
 
+def sums_are_watched() -> bool:
+    """Whether sums of layers are kept, used again or measured here."""
+    return getattr(_scope, "kept", None) is not None
+
+
 def neighbor_sum(index: Tensor, rows: Tensor, indptr: Tensor, value: Tensor | None) -> Tensor:
     """`bag_sum` of a layer's forward pass, some of it kept from an earlier one where the layer is recomputed."""
     if torch.compiler.is_compiling():

@@ -21,6 +21,7 @@ from ooc.models.kept_sums import KeptSums
 from ooc.models.memory_efficient import Relu, activated
 from ooc.models.recomputation import Given, Recomputation, recomputed
 from ooc.models.recomputation import recording_nothing as recording_nothing
+from ooc.models.sage_stack import runs_as_one, sage_stack
 from ooc.stores.errors import ConfigError, InputError
 
 Norm = Literal["none", "batch", "layer"]
@@ -232,6 +233,8 @@ class LayerStack(NamedTuple):
     def run(self, x: Any, plan: Recomputation, between: Between | None) -> tuple[Any, list[Tensor]]:
         """(the rows behind all layers, with a jump the seeds' rows behind each)."""
         kept: list[Tensor] = []
+        if not (plan or between or self.jumps) and self._is_sage() and runs_as_one(self.layers, x, self.blocks):
+            return sage_stack(self.layers, x, self.blocks, self.ahead), kept
         for first, stop, again in plan.parts(len(self.layers)):
             if again:
 
@@ -245,6 +248,13 @@ class LayerStack(NamedTuple):
             if between is not None and stop < len(self.layers):
                 x = between(stop - 1, x)
         return x, kept
+
+    def _is_sage(self) -> bool:
+        """Whether layers are this module's own, and drop their outputs themselves, as `sage_stack` does."""
+        if not all(type(each) is Layer for each in self.layers) or self.mask is not None:
+            return False
+        dropped = (each.dropout if each.training else 0.0 for each in self.layers[1:])
+        return all(p == own for p, own in zip(dropped, self.ahead, strict=False))
 
     def segment(self, x: Any, first: int, stop: int, sums: KeptSums | None = None) -> tuple[Any, list[Tensor]]:
         """`run` for layers first:stop. sums: is told the layer."""

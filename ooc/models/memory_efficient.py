@@ -16,11 +16,12 @@ from torch.autograd.function import once_differentiable
 
 from ooc.graph.bag_sum import bag_sum
 from ooc.graph.shared_edges import SharedEdges, edges_by_source
-from ooc.models.dropout import Of, drop_positive, drop_positive_rows, dropout, level_of, next_draw, scale_of
+from ooc.models.dropout import Of, dropout, level_of, next_draw
 from ooc.models.kept_sums import neighbor_sum
 from ooc.models.products import added_products, alone, multiply, plain, weight_gradients
+from ooc.runtime.keyed_dropout import drop_positive, drop_positive_rows, scale_of
 from ooc.runtime.parts import in_parts
-from ooc.stores.jit import kernel
+from ooc.runtime.row_kernels import cut_below, scale_uncut, take_uncut
 
 SUM_COST = 16
 """multiplications that take as long as adding one number of a neighbor's row (measured)"""
@@ -118,29 +119,6 @@ def _flat(x: Tensor) -> NDArray[Any]:
     return flat
 
 
-@kernel
-def _cut_below(x: NDArray[np.float32], cut: NDArray[np.bool_]) -> None:
-    """Set cut = x <= 0 and x = 0 there; one pass over memory instead of torch's three."""
-    for i in range(len(x)):
-        given = x[i]  # read once: LLVM does not vectorize a second read behind the write to `cut`
-        cut[i] = given <= 0
-        x[i] = np.float32(0) if given <= 0 else given
-
-
-@kernel
-def _take_uncut(grad: NDArray[np.float32], cut: NDArray[np.bool_], out: NDArray[np.float32]) -> None:
-    """out = 0 where cut, else grad; four times as fast as torch's masked_fill with two threads."""
-    for i in range(len(grad)):
-        out[i] = np.float32(0) if cut[i] else grad[i]
-
-
-@kernel
-def _scale_uncut(grad: NDArray[np.float32], cut: NDArray[np.bool_], scale: np.float32, out: NDArray[np.float32]) -> None:
-    """out = 0 where cut, else grad * scale."""
-    for i in range(len(grad)):
-        out[i] = np.float32(0) if cut[i] else grad[i] * scale
-
-
 class _Relu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -150,7 +128,7 @@ class _Relu(torch.autograd.Function):
             return x.clamp_(min=0)
         cut = torch.empty(x.shape, dtype=torch.bool)
         flat, below = _flat(x), _flat(cut)
-        in_parts(lambda at, end: _cut_below(flat[at:end], below[at:end]), len(flat))
+        in_parts(lambda at, end: cut_below(flat[at:end], below[at:end]), len(flat))
         ctx.save_for_backward(cut)
         return x
 
@@ -162,7 +140,7 @@ class _Relu(torch.autograd.Function):
             return grad.masked_fill(cut, 0)  # a product would turn inf * 0 into NaN
         out = torch.empty_like(grad)
         given, below, found = _flat(grad), _flat(cut), _flat(out)
-        in_parts(lambda at, end: _take_uncut(given[at:end], below[at:end], found[at:end]), len(given))
+        in_parts(lambda at, end: take_uncut(given[at:end], below[at:end], found[at:end]), len(given))
         return out
 
 
@@ -191,7 +169,7 @@ class _ReluDropout(torch.autograd.Function):
         (cut,), scale = ctx.saved_tensors, ctx.scale
         out = torch.empty(grad.shape, dtype=grad.dtype)
         given, gone, found = _flat(grad.contiguous()), _flat(cut), _flat(out)
-        in_parts(lambda at, end: _scale_uncut(given[at:end], gone[at:end], scale, found[at:end]), len(given))
+        in_parts(lambda at, end: scale_uncut(given[at:end], gone[at:end], scale, found[at:end]), len(given))
         return out, None, None, None
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ooc.runtime import onednn
 from ooc.runtime.crew import single_threaded
-from ooc.runtime.shared_products import BLOCKS_BY_ONEDNN, BY_MKL, SUMS_BY_MKL, SUMS_BY_ONEDNN, SharedProduct, share
+from ooc.runtime.product_kernels import BLOCKS_BY_ONEDNN, BY_MKL, SUMS_BY_MKL, SUMS_BY_ONEDNN
+from ooc.runtime.shared_products import SharedProduct, share
 from ooc.stores.jit import kernel
 
 LEAST_PRODUCT, LEAST_SHARED = 2**24, 2**22
@@ -96,11 +97,11 @@ def _share_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bo
     return share(products, threads, -(-len(out) // ROWS_AT_ONCE), way=way)
 
 
-def _sums(grad: Tensor, rows: Sequence[Tensor], wanted: int) -> list[Tensor]:
-    """Memory for sums of grad.T @ each of the rows: at most as many as wanted, one at least."""
-    width = grad.size(1)
-    count = max(1, min(MOST_SUMS, wanted, SUM_BYTES // (4 * width * sum(each.size(1) for each in rows))))
-    return [grad.new_empty(count, width, each.size(1)) for each in rows]
+def sums_of_gradients(size: int, width: int, columns: int, way: int) -> int:
+    """How many sums of gradients of weights are made, by a way that makes them, of so many rows of a width; columns: of all
+    rows that they are multiplied by."""
+    wanted = -(-size // onednn.ROWS) if way == SUMS_BY_ONEDNN else size // ROWS_OF_SUM
+    return max(1, min(MOST_SUMS, wanted, SUM_BYTES // (4 * width * columns)))
 
 
 def _large(rows: Sequence[Tensor], columns: int, least: int) -> bool:
@@ -133,7 +134,12 @@ def _made_by_amd() -> bool:
 
 def _by_onednn(rows: Sequence[Tensor], columns: int) -> bool:
     """Whether oneDNN multiplies these rows, to or from so many columns."""
-    fits = len(rows[0]) >= onednn.ROWS and _large(rows, columns, LEAST_BY_ONEDNN)
+    return all(plain(each) and by_onednn(len(each), each.size(1), columns) for each in rows)
+
+
+def by_onednn(rows: int, width: int, columns: int) -> bool:
+    """Whether oneDNN multiplies so many rows of a width, to or from so many columns; else it is MKL."""
+    fits = rows >= onednn.ROWS and rows * width * columns >= LEAST_BY_ONEDNN
     return fits and bool(torch.backends.mkldnn.enabled) and _onednn_is_faster()
 
 
@@ -146,8 +152,8 @@ def _added_gradients(grad: Tensor, rows: Sequence[Tensor], way: int) -> list[Ten
     """`weight_gradients` as sums of ranges of the rows, added at last. None where it cannot be done so. (MKL multiplies all of
     grad's columns faster than parts of them, whose bits may differ, too.)"""
     size, width = grad.shape
-    sums = _sums(grad, rows, -(-size // onednn.ROWS) if way == SUMS_BY_ONEDNN else size // ROWS_OF_SUM)
-    ranges = len(sums[0])
+    ranges = sums_of_gradients(size, width, sum(each.size(1) for each in rows), way)
+    sums = [grad.new_empty(ranges, width, each.size(1)) for each in rows]
     of_bias = grad.new_empty(2 * ranges, width)
     products = [SharedProduct(out[0], grad.t(), each) for out, each in zip(sums, rows, strict=True)]
     products[0] = products[0]._replace(bias=of_bias[0])

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ooc.models.dropout import number, run_of
+from ooc.runtime.keyed_dropout import number, run_of
 from ooc.runtime.keyed_random import mix
 from ooc.runtime.keyed_tensors import number32
 from ooc.runtime.parts import in_parts

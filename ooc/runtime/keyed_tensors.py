@@ -45,7 +45,10 @@ def uniform(stream: Tensor, counter: Tensor) -> Tensor:
 
 
 def number32(position: Tensor, one: int, other: int) -> Tensor:
-    """`ooc.models.dropout.number` of positions below 2**32 (int64): 32 random bits each, as int64. one, other: of 32 bits."""
+    """`ooc.runtime.keyed_dropout.number` of positions below 2**32 (int64): 32 random bits each, as int64.
+
+    one, other: of 32 bits.
+    """
     h = (position * _STEP_32 + one).bitwise_and_(_LOW_32)
     h = (h >> 16).bitwise_xor_(h).mul_(_MIX_1_32).bitwise_and_(_LOW_32)
     h = (h >> 15).bitwise_xor_(h).bitwise_xor_(other).mul_(_MIX_2_32).bitwise_and_(_LOW_32)

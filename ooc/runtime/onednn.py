@@ -8,16 +8,14 @@ AMD's too, and multiplies twice as fast there. The calls are those of torch's co
 import ctypes
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import llvmlite.binding
 import numpy as np
 import torch
-from llvmlite import ir
 from numba import carray, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from ooc.runtime.pointers import floats_at
 from ooc.stores.jit import kernel
 
 ROWS = 512
@@ -58,16 +56,6 @@ def here() -> bool:
         function = getattr(library, of_torch) if has_all else never_called
         llvmlite.binding.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
     return has_all
-
-
-@intrinsic
-def floats_at(typing: Any, address: Any) -> Any:
-    """A pointer to float32 at an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
-
-    return types.CPointer(types.float32)(types.intp), generate
 
 
 @kernel

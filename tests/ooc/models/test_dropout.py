@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ooc.models.dropout import LEVELS, Dropout, DropoutKeys, drop, drop_rows, dropout
+from ooc.models.dropout import Dropout, DropoutKeys, dropout
 from ooc.runtime import parts
+from ooc.runtime.keyed_dropout import LEVELS, drop, drop_rows
 from ooc.runtime.keyed_random import Purpose, key, mix
 from ooc.runtime.restoring import settings_restored
 

@@ -12,8 +12,9 @@ from ooc.models import products
 from ooc.models.memory_efficient import sum_of_products
 from ooc.models.products import multiply, weight_gradients
 from ooc.runtime import onednn
+from ooc.runtime.product_kernels import BLOCKS_BY_ONEDNN, BY_MKL, SUMS_BY_ONEDNN, here
 from ooc.runtime.restoring import settings_restored
-from ooc.runtime.shared_products import BLOCKS_BY_ONEDNN, BY_MKL, SUMS_BY_ONEDNN, here, share
+from ooc.runtime.shared_products import share
 from tests.ooc.models.test_memory_efficient import gradients
 
 needs_onednn = pytest.mark.skipif(not (here() and onednn.here()), reason="this torch has no oneDNN that kernels can call")

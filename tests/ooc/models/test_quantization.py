@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ooc.models import quantization
-from ooc.models.dropout import number, run_of
 from ooc.models.quantization import BITS, GROUP, kept_share, quantized, restored, rounded_down, rounded_up
+from ooc.runtime.keyed_dropout import number, run_of
 from ooc.runtime.keyed_tensors import number32
 from ooc.runtime.restoring import settings_restored
 

@@ -14,9 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ooc.runtime import onednn, shared_products
+from ooc.runtime import onednn, shared_products, shared_work
 from ooc.runtime.crew import single_threaded
-from ooc.runtime.shared_products import BLOCKS_BY_ONEDNN, SUMS_BY_MKL, SUMS_BY_ONEDNN, SharedProduct, share
+from ooc.runtime.product_kernels import BLOCKS_BY_ONEDNN, BY_MKL, SUMS_BY_MKL, SUMS_BY_ONEDNN
+from ooc.runtime.row_kernels import RANGES, ROWS, WAY
+from ooc.runtime.shared_products import SharedProduct, share
 
 pytestmark = pytest.mark.skipif(not shared_products.here(), reason="torch is built without MKL")
 
@@ -249,7 +251,8 @@ def test_what_onednn_is_not_given_is_left_to_torch(name: str) -> None:
 WITHOUT_MEMORY = """
 import resource, sys, time
 import torch
-from ooc.runtime.shared_products import BLOCKS_BY_ONEDNN, SUMS_BY_ONEDNN, SharedProduct, share
+from ooc.runtime.product_kernels import BLOCKS_BY_ONEDNN, SUMS_BY_ONEDNN
+from ooc.runtime.shared_products import SharedProduct, share
 wide, threads = 2**17, int(sys.argv[1])
 left, right, out = torch.ones(600, 2), torch.ones(2, wide), torch.zeros(600, wide)
 small = SharedProduct(out[:, :4], left, right[:, :4])
@@ -298,7 +301,7 @@ def large() -> Large:
 
 @pytest.mark.parametrize("looks", [0, 20_000])
 def test_large_pieces_are_waited_for(looks: int, large: Large, switching: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_products, "LOOKS", looks)
+    monkeypatch.setattr(shared_work, "LOOKS", looks)
     product, wanted = large
     for number in range(40):
         product.out.zero_()
@@ -342,18 +345,22 @@ def test_several_callers_at_once_have_their_own_products(switching: None) -> Non
 
 def let_a_helper_do_all(product: SharedProduct) -> None:
     """Put the pieces of a product on the board and take none of them."""
-    helpers = shared_products._helpers
-    calls = shared_products._calls([product], True, shared_products.BY_MKL)
+    helpers, board = shared_work._helpers, shared_work._helpers.board
+    calls = shared_products._calls([product], True, BY_MKL)
     assert calls is not None
+    work = shared_work.Work(8, {RANGES: 8, ROWS: len(product.out), WAY: BY_MKL}, calls)
+    tables = shared_work._tables([[work]])
     helpers._add()
-    shared_products._begin(helpers.board, calls, 8, shared_products.BY_MKL, 1)
-    while helpers.board[shared_products._DONE] < 8:
+    for at, table in zip((shared_work._OF_CALLS, shared_work._OF_WORKS, shared_work._OF_PIECES), tables, strict=False):
+        board[at] = table.ctypes.data
+    shared_work._begin(board, 0, 8, 1)
+    while board[shared_work._DONE] < 8:
         time.sleep(0.001)
 
 
 @pytest.mark.timeout(60)
 def test_a_helper_takes_pieces(large: Large, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_products, "_helpers", shared_products._Helpers())
+    monkeypatch.setattr(shared_work, "_helpers", shared_work._Helpers())
     product, wanted = large
     product.out.zero_()
     let_a_helper_do_all(product)
@@ -365,20 +372,20 @@ def test_helpers_leave_the_core_of_the_caller(monkeypatch: pytest.MonkeyPatch) -
     before = os.sched_getaffinity(0)
     if len(before) < 2:
         pytest.skip("there is one core")
-    monkeypatch.setattr(shared_products, "_helpers", shared_products._Helpers())
+    monkeypatch.setattr(shared_work, "_helpers", shared_work._Helpers())
     product = SharedProduct(torch.zeros(40, 6), torch.ones(40, 5), torch.ones(5, 6))
     try:
         for core in (*before, min(before)):
-            monkeypatch.setattr(shared_products._helpers, "_core_of_caller", lambda core=core: core)
+            monkeypatch.setattr(shared_work._helpers, "_core_of_caller", lambda core=core: core)
             share([product], threads=2, ranges=4)
-            while not shared_products._helpers._threads:
+            while not shared_work._helpers._threads:
                 time.sleep(0.001)
             share([product], threads=2, ranges=4)
-            assert os.sched_getaffinity(shared_products._helpers._threads[0]) == before - {core}
+            assert os.sched_getaffinity(shared_work._helpers._threads[0]) == before - {core}
         os.sched_setaffinity(0, {max(before)})
-        monkeypatch.setattr(shared_products._helpers, "_core_of_caller", lambda: max(before))
+        monkeypatch.setattr(shared_work._helpers, "_core_of_caller", lambda: max(before))
         share([product], threads=2, ranges=4)
-        assert os.sched_getaffinity(shared_products._helpers._threads[0]) == before - {min(before)}, "as before"
+        assert os.sched_getaffinity(shared_work._helpers._threads[0]) == before - {min(before)}, "as before"
         assert torch.equal(product.out, torch.full((40, 6), 5.0))
     finally:
         os.sched_setaffinity(0, before)

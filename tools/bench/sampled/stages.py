@@ -33,7 +33,8 @@ from ooc.models.builders import build_model
 from ooc.models.user_models import forward_batch
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import Blocks, keep_large_blocks
-from ooc.runtime.shared_products import BY_MKL, share
+from ooc.runtime.product_kernels import BY_MKL
+from ooc.runtime.shared_products import share
 from ooc.stores.jit import kernel
 from tools.bench.lib.machine import describe
 from tools.bench.sampled.steps import loader_of, seeds_of_run, sums_of

@@ -1,0 +1,393 @@
+"""GraphSAGE's layers in one autograd function, in kernels that threads share (`ooc.runtime.shared_work`).
+
+One by one, the layers of a small batch take as long in Python, autograd and single-threaded passes over memory as in products.
+Here the forward pass of all layers is one call, and so is the backward pass. A piece sums up the neighbors of some rows,
+multiplies them and applies ReLU and dropout while they are in a core's cache. The bits, and what is saved for the backward
+pass, are those of the layers one by one (`ooc.models.memory_efficient`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules import module as all_modules
+
+from ooc.graph.aggregation import FirstLayerAggregates
+from ooc.graph.bag_sum import has_hubs
+from ooc.graph.blocks import Block
+from ooc.graph.shared_edges import edges_by_source
+from ooc.models.convs import BlockSAGEConv, made_once, mean_share, narrow_first
+from ooc.models.dropout import level_of, next_draw
+from ooc.models.kept_sums import sums_are_watched
+from ooc.models.memory_efficient import Relu, memory_efficient_here
+from ooc.models.products import LEAST_SHARED, ROWS_AT_ONCE, by_onednn, plain, sums_of_gradients, weight_gradients
+from ooc.runtime import onednn
+from ooc.runtime.product_kernels import BLOCKS_BY_ONEDNN, BY_MKL, COLUMN_MAJOR, ROW_MAJOR, SUMS_BY_MKL, SUMS_BY_ONEDNN, here
+from ooc.runtime.row_kernels import (
+    ADD_UP,
+    AFTER,
+    CUT,
+    DROPPED,
+    GIVEN,
+    INDEX,
+    KEY,
+    MASK,
+    MASK_SCALE,
+    NODES,
+    OUT,
+    OUT_WIDTH,
+    OWN,
+    POINTERS,
+    RANGES,
+    RELU,
+    RELU_DROPOUT,
+    ROWS,
+    SUMS,
+    VALUES,
+    WAY,
+    WIDTH,
+)
+from ooc.runtime.shared_work import Work, share_work
+
+Phases = list[list[Work]]
+ROWS_OF_SUMS = 128
+"""of a piece that only sums up"""
+
+
+@dataclass(frozen=True)
+class Dropping:
+    """Dropout of a layer's output. key: of the draw; level: see `level_of`; nodes: int64[n], the positions of rows."""
+
+    key: int
+    level: int
+    nodes: Any
+
+
+@dataclass
+class SageRows:
+    """The rows of one layer. size: of the output, [n, g]; width: of the input.
+
+    neighbor, own: [n, width], the sums over neighbors and the own rows; given where aggregates are loaded, else made of `value`
+    [e] and the edges. cut: bool[n, g], which numbers of the output ReLU and dropout set to 0.
+    """
+
+    size: tuple[int, int]
+    width: int
+    block: Block
+    neighbor: Tensor
+    own: Tensor
+    value: Tensor | None
+    cut: Tensor | None = None
+    dropping: Dropping | None = None
+
+    @property
+    def level(self) -> int:
+        return 0 if self.dropping is None else self.dropping.level
+
+    def way(self) -> int:
+        """By which its rows are multiplied, forward."""
+        return BLOCKS_BY_ONEDNN if by_onednn(self.size[0], self.width, self.size[1]) else BY_MKL
+
+    def way_back(self, width: int) -> int:
+        """By which gradients are multiplied that are as wide as the output, to so many columns."""
+        return BLOCKS_BY_ONEDNN if by_onednn(*self.size, width) else BY_MKL
+
+    def way_of_sums(self) -> int | None:
+        """By which gradients of weights are added up; None where they are few, and `weight_gradients` makes them."""
+        rows, columns = self.size
+        if by_onednn(rows, self.width, columns):
+            return SUMS_BY_ONEDNN
+        return SUMS_BY_MKL if rows * columns * self.width >= LEAST_SHARED else None
+
+
+def runs_as_one(layers: Sequence[Any], x: Any, blocks: Sequence[Any]) -> bool:
+    """Whether `sage_stack` computes what these layers compute of x, and nobody looks at what is in between.
+
+    layers: of `ooc.models.layers.Layer` itself.
+    """
+    if not (here() and layers and all(map(_is_plain, layers)) and not _watched(layers)):
+        return False
+    *inner, last = (each.activation for each in layers)
+    if not (all(type(each) is Relu for each in inner) and type(last) is nn.Identity and _takes(layers, x)):
+        return False
+    sizes = [block.num_dst for block in blocks]
+    convs = [each.conv for each in layers]
+    if min(*sizes, *(min(conv.in_channels, conv.out_channels) for conv in convs)) < 2:
+        return False  # torch's product of one row or column has other bits
+    first = 1 if isinstance(x, FirstLayerAggregates) else 0
+    if any(_otherwise(block, conv) for block, conv in zip(blocks[first:], convs[first:], strict=True)):
+        return False
+    if not torch.is_grad_enabled():
+        return True
+    inner_work = (n * conv.in_channels * conv.out_channels for n, conv in zip(sizes[:-1], convs, strict=False))
+    return all(work >= LEAST_SHARED for work in inner_work) and all(p.requires_grad for conv in convs for p in _weights(conv))
+
+
+def _weights(conv: BlockSAGEConv) -> tuple[Tensor, Tensor, Tensor]:
+    return conv.lin_l.weight, conv.lin_l.bias, conv.lin_r.weight
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether a layer is a convolution of GraphSAGE and an activation alone, of parameters that kernels know."""
+    if type(layer.conv) is not BlockSAGEConv or type(layer.norm) is not nn.Identity or layer.residual or layer.mlp is not None:
+        return False
+    return all(type(each) is nn.Parameter and plain(each) for each in _weights(layer.conv))
+
+
+def _watched(layers: Sequence[nn.Module]) -> bool:
+    """Whether hooks or measurements see the modules or the sums of layers."""
+    of_all = (
+        all_modules._global_forward_hooks,
+        all_modules._global_forward_pre_hooks,
+        all_modules._global_backward_hooks,
+        all_modules._global_backward_pre_hooks,
+    )
+    return (
+        any(of_all)
+        or sums_are_watched()
+        or any(
+            each._forward_hooks or each._forward_pre_hooks or each._backward_hooks or each._backward_pre_hooks
+            for layer in layers
+            for each in layer.modules()
+        )
+    )
+
+
+def _takes(layers: Sequence[Any], x: Any) -> bool:
+    """Whether kernels can read the input, no gradient is wanted of it, and nothing of it is dropped."""
+    given = x if isinstance(x, FirstLayerAggregates) else (x,)
+    if isinstance(x, FirstLayerAggregates) is False and layers[0].dropout and layers[0].training:
+        return False
+    known = all(type(each) is Tensor and plain(each) and not each.requires_grad for each in given)
+    inside = torch._C._functorch.peek_interpreter_stack() is not None  # of torch.func: its tensors have no address
+    return known and not inside and memory_efficient_here(given[0]) and given[0].size(1) == layers[0].conv.in_channels
+
+
+def _otherwise(block: Block, conv: BlockSAGEConv) -> bool:
+    """Whether a layer is computed in another way than by sums of plain edges before the products."""
+    if block.indptr.device.type != "cpu" or (block.share is not None and not plain(block.share)):
+        return True
+    return narrow_first(block, conv.in_channels, conv.out_channels) or has_hubs(block.indptr)
+
+
+def sage_stack(
+    layers: Sequence[Any], x: Tensor | FirstLayerAggregates, blocks: Sequence[Block], ahead: Sequence[float]
+) -> Tensor:
+    """All layers on their blocks, where `runs_as_one`: the rows of the seeds, [num_dst, out_channels].
+
+    Args:
+        layers: GraphSAGE's, with ReLU between them.
+        x: Rows [num_src, f], or the first layer's aggregates.
+        blocks: One for each layer, input side first.
+        ahead: Dropout of each layer's output; 0 for none.
+
+    >>> sage_stack(model.layers, batch.x, batch.blocks, [0.5, 0.0]).shape
+    torch.Size([1024, 32])
+    """
+    rows = [
+        _rows_of(x if i == 0 else None, layer.conv, block) for i, (layer, block) in enumerate(zip(layers, blocks, strict=True))
+    ]
+    for each, p in zip(rows[:-1], ahead, strict=False):
+        each.cut = torch.empty(each.size, dtype=torch.bool)
+        if p:
+            key, nodes = next_draw(each.cut, "sources")
+            nodes = np.arange(each.size[0]) if nodes is None else np.ascontiguousarray(nodes)
+            each.dropping = Dropping(key, level_of(p), nodes)
+    weights = [weight for layer in layers for weight in _weights(layer.conv)]
+    out: Tensor = _SageStack.apply(rows, x, *weights)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _rows_of(x: Tensor | FirstLayerAggregates | None, conv: BlockSAGEConv, block: Block) -> SageRows:
+    size, width = (block.num_dst, conv.out_channels), conv.in_channels
+    if isinstance(x, FirstLayerAggregates):
+        return SageRows(size, width, block, x.neighbor, x.self_row, None)
+    value = block.share
+    if value is None:
+        value = made_once(block, ("mean", torch.float32), partial(mean_share, block, torch.float32))
+    neighbor, own = torch.empty(size[0], width), torch.empty(size[0], width)
+    return SageRows(size, width, block, neighbor, own, value)
+
+
+class _SageStack(torch.autograd.Function):
+    """See `sage_stack`; its weights are lin_l's, its bias and lin_r's of each layer."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: list[SageRows], x: Tensor | FirstLayerAggregates, *weights: Tensor) -> Tensor:
+        out, hidden = torch.empty(rows[-1].size), _in_turn([each.size for each in rows[:-1]])
+        _share(_forward(rows, x, weights, [*hidden, out]))
+        ctx.rows = [SageRows(each.size, each.width, each.block, *_UNSAVED, None, each.dropping) for each in rows]
+        saved = [tensor for each in rows for tensor in (each.neighbor, each.own, each.value, each.cut)]
+        ctx.save_for_backward(*saved, *weights)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved, count = ctx.saved_tensors, 4 * len(ctx.rows)
+        weights = saved[count:]
+        for each, at in zip(ctx.rows, range(0, count, 4), strict=True):
+            each.neighbor, each.own, each.value, each.cut = saved[at : at + 4]
+        found = _gradients(ctx.rows, grad, weights)
+        for each in ctx.rows:  # freed with what autograd saved
+            each.neighbor, each.own, each.value, each.cut = *_UNSAVED, None
+        return None, None, *found
+
+
+_NONE = torch.empty(0)
+_UNSAVED = (_NONE, _NONE, None)
+
+
+def _share(phases: Phases) -> None:
+    if not share_work(phases, torch.get_num_threads()):
+        raise MemoryError("oneDNN has no memory left to multiply")
+
+
+def _call(out: Tensor, rows: Tensor, weight: Tensor, turned: bool, bias: Tensor | None = None, add: bool = False) -> list[int]:
+    """The call for out = rows @ weight.T, or rows @ weight where not turned, plus bias or what is there."""
+    (n, inner), columns = rows.shape, out.size(1)
+    layout, leading = (COLUMN_MAJOR, inner) if turned else (ROW_MAJOR, columns)
+    places = weight.data_ptr(), leading, rows.data_ptr(), inner, out.data_ptr(), columns
+    return [layout, ROW_MAJOR, columns, n, inner, *places, int(add), 0 if bias is None else bias.data_ptr()]
+
+
+def _in_ranges(n: int, way: int, calls: list[list[int]]) -> Work:
+    """Products of n rows."""
+    ranges = -(-n // (onednn.ROWS if way == BLOCKS_BY_ONEDNN else ROWS_AT_ONCE))
+    return Work(ranges, {RANGES: ranges, ROWS: n, WAY: way}, calls)
+
+
+def _also(work: Work, numbers: dict[int, int]) -> Work:
+    return work._replace(numbers={**work.numbers, **numbers})
+
+
+def _sums(
+    index: Tensor, pointers: Tensor, value: Tensor, given: Tensor, sums: Tensor, own: Tensor | None = None
+) -> dict[int, int]:
+    """Sums of rows before products; see `ooc.runtime.row_kernels`."""
+    places = {INDEX: index, POINTERS: pointers, VALUES: value, GIVEN: given, SUMS: sums}
+    of_own = 0 if own is None else own.data_ptr()
+    return {**{at: tensor.data_ptr() for at, tensor in places.items()}, WIDTH: given.size(1), OWN: of_own}
+
+
+def _forward(
+    rows: list[SageRows], x: Tensor | FirstLayerAggregates, weights: Sequence[Tensor], outs: Sequence[Tensor]
+) -> Phases:
+    """The phases of the forward pass, which set each layer's output, and sums, own rows and cuts of `rows`."""
+    phases, given = Phases(), x
+    for i, (each, to) in enumerate(zip(rows, outs, strict=True)):
+        of_neighbor, bias, of_own = weights[3 * i : 3 * i + 3]
+        calls = [_call(to, each.neighbor, of_neighbor, True, bias), _call(to, each.own, of_own, True, add=True)]
+        work = _in_ranges(each.size[0], each.way(), calls)
+        if each.value is not None:
+            assert isinstance(given, Tensor)
+            sums = _sums(each.block.edge_index[0], each.block.indptr, each.value, given, each.neighbor, each.own)
+            if each.way() == BY_MKL:
+                work = _also(work, sums)
+            else:  # oneDNN's last block begins with rows that another piece sums up
+                phases.append([_only(each.size[0], sums)])
+        phases.append([_also(work, _behind(each, to))])
+        given = to
+    return phases
+
+
+def _in_turn(sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Matrices, of which only two that follow one another are in use at once."""
+    memory = [torch.empty(max((n * g for n, g in sizes[first::2]), default=0)) for first in (0, 1)]
+    return [memory[i % 2][: n * g].view(n, g) for i, (n, g) in enumerate(sizes)]
+
+
+def _only(n: int, numbers: dict[int, int]) -> Work:
+    """Work on n rows without products."""
+    ranges = max(1, n // ROWS_OF_SUMS)
+    return Work(ranges, {RANGES: ranges, ROWS: n, **numbers})
+
+
+def _behind(rows: SageRows, out: Tensor) -> dict[int, int]:
+    """What is done with a layer's output."""
+    if rows.cut is None:
+        return {}
+    places = {OUT: out.data_ptr(), OUT_WIDTH: out.size(1), CUT: rows.cut.data_ptr()}
+    if rows.dropping is None:
+        return {AFTER: RELU, **places}
+    dropping = rows.dropping
+    return {AFTER: RELU_DROPOUT, **places, KEY: dropping.key, DROPPED: dropping.level, NODES: dropping.nodes.ctypes.data}
+
+
+def _gradients(rows: list[SageRows], grad: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of all weights, in their order."""
+    last, found = len(rows) - 1, dict[int, list[Tensor]]()
+    if rows[last].way_of_sums() is None or not plain(grad):
+        found[last] = weight_gradients(grad, (rows[last].neighbor, rows[last].own))
+    grad = grad.contiguous()
+    phases, kept = Phases(), list[Any]()
+    of_inputs = _in_turn([below.size for below in rows[:-1]][::-1])[::-1]
+    for i in range(last, -1, -1):
+        first, second = [], []
+        if i not in found:
+            found[i], sums, adding, memory = _weight_sums(rows[i], grad)
+            first, second = [sums], adding
+            kept.append(memory)
+        if i > 0:
+            backward, summing, memory = _input_gradients(
+                rows[i], rows[i - 1], grad, of_inputs[i - 1], weights[3 * i : 3 * i + 3]
+            )
+            first, second = [*first, *backward], [*summing, *second]
+            kept.append(memory)
+            grad = of_inputs[i - 1]
+        phases += [each for each in (first, second) if each]
+    if phases:
+        _share(phases)
+    return [found[i][at] for i in range(len(rows)) for at in (0, 2, 1)]
+
+
+def _weight_sums(rows: SageRows, grad: Tensor) -> tuple[list[Tensor], Work, list[Work], Any]:
+    """(gradients of lin_l, lin_r and the bias; the work that makes sums of ranges of the rows, those that add them up, memory
+    that they need)."""
+    (n, columns), width, way = rows.size, rows.width, rows.way_of_sums()
+    assert way is not None
+    ranges = sums_of_gradients(n, columns, 2 * width, way)
+    sums = [torch.empty(ranges, columns, width) for _ in range(2)]
+    of_bias = torch.empty(2 * ranges, columns)
+    calls = []
+    for each, to, bias in zip((rows.neighbor, rows.own), sums, (of_bias.data_ptr(), 0), strict=True):
+        places = each.data_ptr(), width, grad.data_ptr(), columns, to.data_ptr(), width
+        calls.append([ROW_MAJOR, COLUMN_MAJOR, width, columns, n, *places, 0, bias])
+    found = [torch.empty(columns, width), torch.empty(columns, width), torch.empty(columns)]
+    adding = [
+        Work(1, {AFTER: ADD_UP, RANGES: 1, ROWS: ranges, GIVEN: part.data_ptr(), OUT: out.data_ptr(), OUT_WIDTH: out.numel()})
+        for part, out in zip((*sums, of_bias), found, strict=True)
+    ]
+    return found, Work(ranges, {RANGES: ranges, ROWS: columns, WAY: way}, calls), adding, (sums, of_bias)
+
+
+def _input_gradients(
+    rows: SageRows, below: SageRows, grad: Tensor, out: Tensor, weights: Sequence[Tensor]
+) -> tuple[list[Work], list[Work], Any]:
+    """(work that multiplies gradients for sums over neighbors, works that set `out` to gradients of the layer below, before its
+    ReLU; memory that they need)."""
+    of_neighbor, _, of_own = weights
+    (n, _), way = rows.size, rows.way_back(rows.width)
+    to_neighbor = torch.empty(n, rows.width)
+    pointers, target, value = edges_by_source(rows.block.edge_index, len(out), rows.value, rows.block.shared)
+    assert value is not None
+    assert below.cut is not None
+    multiplied = _in_ranges(n, way, [_call(to_neighbor, grad, of_neighbor, False)])
+    behind = {AFTER: MASK_SCALE if below.level else MASK, OUT_WIDTH: rows.width, DROPPED: below.level}
+    works = []
+    for first, stop in ((0, n), (n, len(out))):
+        if first == stop:
+            continue
+        part, cut = out[first:stop], below.cut[first:stop]
+        numbers = _sums(target, pointers[first:], value, to_neighbor, part) | behind
+        numbers |= {OUT: part.data_ptr(), CUT: cut.data_ptr()}
+        if first == 0:
+            works.append(_also(_in_ranges(n, way, [_call(part, grad, of_own, False, add=True)]), numbers))
+        else:
+            works.append(_only(len(part), numbers))
+    return [multiplied], works, (to_neighbor, pointers, target, value)
