@@ -374,8 +374,8 @@ def as_input(x: Any, *modules: nn.Module) -> Any:
         return x
     if not x.is_floating_point() and looks_up(*modules):
         return x
-    parameter = next((p for module in modules for p in module.parameters() if p.is_floating_point()), None)
-    return x if parameter is None else x.to(parameter.dtype)
+    dtype = next((p.dtype for module in modules for p in module.parameters() if p.is_floating_point()), x.dtype)
+    return x.to(dtype)
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:

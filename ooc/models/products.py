@@ -5,17 +5,25 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ooc.runtime import onednn
 from ooc.runtime.crew import single_threaded
-from ooc.runtime.product_kernels import BLOCKS_BY_ONEDNN, BY_MKL, SUMS_BY_MKL, SUMS_BY_ONEDNN
+from ooc.runtime.product_kernels import (
+    BLOCKS_BY_ONEDNN,
+    BY_MKL,
+    COLUMN_MAJOR,
+    ROW_MAJOR,
+    SUMS_BY_MKL,
+    SUMS_BY_ONEDNN,
+    here,
+)
+from ooc.runtime.row_kernels import ADD_UP, AFTER, GIVEN, OUT, OUT_WIDTH, RANGES, ROWS, WAY
 from ooc.runtime.shared_products import SharedProduct, share
-from ooc.stores.jit import kernel
+from ooc.runtime.shared_work import Work, share_work
 
 LEAST_PRODUCT, LEAST_SHARED = 2**24, 2**22
 """multiplications from which on a product is worth another thread of torch's, a third of a millisecond, and one that shares it
@@ -53,6 +61,12 @@ def added_products(bias: Tensor, pairs: Sequence[Tensor]) -> Tensor:
     return out
 
 
+def share_all(phases: Sequence[Sequence[Work]]) -> None:
+    """`share_work` in torch's threads. Raises MemoryError if oneDNN cannot multiply for want of memory."""
+    if not share_work(phases, torch.get_num_threads()):
+        raise MemoryError("oneDNN has no memory left to multiply")
+
+
 def multiply(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None = None, add: bool = False) -> None:
     """Set out [n, g] to bias [g] (None: zeros) + the sum of rows @ weight.T over the pairs of rows [n, f] and weight [g, f].
 
@@ -72,12 +86,11 @@ def multiply(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None = None, add
 def weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     """grad.T @ each of the rows, and the sum of grad over its rows. The bits do not depend on the number of threads."""
     width = grad.size(1)
-    if rows and plain(grad):
-        made = _added_gradients(grad, rows, SUMS_BY_ONEDNN) if _by_onednn(rows, width) else None
-        if made is None and _large(rows, width, LEAST_SHARED):
-            made = _added_gradients(grad, rows, SUMS_BY_MKL)
-        if made is not None:
-            return made
+    way = sums_way(len(grad), width, [each.size(1) for each in rows]) if rows and all(map(plain, (grad, *rows))) else None
+    if way is not None:
+        made = WeightGradients.of(grad, rows, way)
+        share_all(made.works)
+        return made.found
     with _one_order(grad, max((each.numel() for each in rows), default=1) * width, 1 in (each.size(1) for each in rows)):
         return [*(grad.t() @ each for each in rows), grad.sum(0)]
 
@@ -95,13 +108,6 @@ def _share_rows(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None, add: bo
     first = SharedProduct(out, rows, weight.t(), bias, add)
     products = [first, *(SharedProduct(out, rows, weight.t(), add=True) for rows, weight in others)]
     return share(products, threads, -(-len(out) // ROWS_AT_ONCE), way=way)
-
-
-def sums_of_gradients(size: int, width: int, columns: int, way: int) -> int:
-    """How many sums of gradients of weights are made, by a way that makes them, of so many rows of a width; columns: of all
-    rows that they are multiplied by."""
-    wanted = -(-size // onednn.ROWS) if way == SUMS_BY_ONEDNN else size // ROWS_OF_SUM
-    return max(1, min(MOST_SUMS, wanted, SUM_BYTES // (4 * width * columns)))
 
 
 def _large(rows: Sequence[Tensor], columns: int, least: int) -> bool:
@@ -148,31 +154,44 @@ def _threads(rows: Sequence[Tensor], columns: int) -> int:
     return torch.get_num_threads() if _large(rows, columns, LEAST_SHARED) else 1
 
 
-def _added_gradients(grad: Tensor, rows: Sequence[Tensor], way: int) -> list[Tensor] | None:
-    """`weight_gradients` as sums of ranges of the rows, added at last. None where it cannot be done so. (MKL multiplies all of
-    grad's columns faster than parts of them, whose bits may differ, too.)"""
-    size, width = grad.shape
-    ranges = sums_of_gradients(size, width, sum(each.size(1) for each in rows), way)
-    sums = [grad.new_empty(ranges, width, each.size(1)) for each in rows]
-    of_bias = grad.new_empty(2 * ranges, width)
-    products = [SharedProduct(out[0], grad.t(), each) for out, each in zip(sums, rows, strict=True)]
-    products[0] = products[0]._replace(bias=of_bias[0])
-    if not share(products, _threads(rows, width), ranges, way=way):
+class WeightGradients(NamedTuple):
+    """Gradients of weights that works of threads make (`ooc.runtime.shared_work`), as sums of ranges of the rows that are added
+    at last. (MKL multiplies all of grad's columns faster than parts of them, whose bits may differ, too.)
+
+    found: what `weight_gradients` returns; works: of a first phase, and of a second one; memory: that they need.
+    """
+
+    found: list[Tensor]
+    works: tuple[list[Work], list[Work]]
+    memory: Any
+
+    @classmethod
+    def of(cls, grad: Tensor, rows: Sequence[Tensor], way: int) -> Self:
+        """Of contiguous matrices. way: `SUMS_BY_MKL` or `SUMS_BY_ONEDNN`."""
+        (size, width), columns = grad.shape, [each.size(1) for each in rows]
+        wanted = -(-size // onednn.ROWS) if way == SUMS_BY_ONEDNN else size // ROWS_OF_SUM
+        ranges = max(1, min(MOST_SUMS, wanted, SUM_BYTES // (4 * width * sum(columns))))
+        sums = [torch.empty(ranges, width, each) for each in columns]
+        of_bias = torch.empty(2 * ranges, width)
+        calls = list[list[int]]()
+        for each, to in zip(rows, sums, strict=True):
+            bias = 0 if calls else of_bias.data_ptr()
+            places = each.data_ptr(), each.size(1), grad.data_ptr(), width, to.data_ptr(), each.size(1)
+            calls.append([ROW_MAJOR, COLUMN_MAJOR, each.size(1), width, size, *places, 0, bias])
+        found = [*(torch.empty(width, each) for each in columns), torch.empty(width)]
+        add_up = {AFTER: ADD_UP, RANGES: 1, ROWS: ranges}
+        adding = [
+            Work(1, add_up | {GIVEN: part.data_ptr(), OUT: out.data_ptr(), OUT_WIDTH: out.numel()})
+            for part, out in zip((*sums, of_bias), found, strict=True)
+        ]
+        return cls(found, ([Work(ranges, {RANGES: ranges, ROWS: width, WAY: way}, calls)], adding), (sums, of_bias))
+
+
+def sums_way(size: int, width: int, columns: Sequence[int]) -> int | None:
+    """By which `WeightGradients` are made of so many rows of a width, times rows of so many columns; None where torch makes
+    them: they are few, or it has other bits, as of one row or column."""
+    if not here() or min(size, width, *columns) < 2:
         return None
-    return [_added(each) for each in (*sums, of_bias[:ranges])]
-
-
-def _added(sums: Tensor) -> Tensor:
-    """The sum of matrices or rows that lie one behind another."""
-    out = sums.new_empty(sums.shape[1:])
-    _add_up(sums.numpy().reshape(len(sums), -1), out.numpy().reshape(-1))
-    return out
-
-
-@kernel
-def _add_up(sums: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """Set `out` to the sum of the rows of `sums`, in order."""
-    out[:] = sums[0]
-    for i in range(1, len(sums)):
-        for j in range(len(out)):
-            out[j] += sums[i, j]
+    if all(by_onednn(size, each, width) for each in columns):
+        return SUMS_BY_ONEDNN
+    return SUMS_BY_MKL if all(size * each * width >= LEAST_SHARED for each in columns) else None

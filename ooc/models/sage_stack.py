@@ -25,11 +25,18 @@ from ooc.models.convs import BlockSAGEConv, made_once, mean_share, narrow_first
 from ooc.models.dropout import level_of, next_draw
 from ooc.models.kept_sums import sums_are_watched
 from ooc.models.memory_efficient import Relu, memory_efficient_here
-from ooc.models.products import LEAST_SHARED, ROWS_AT_ONCE, by_onednn, plain, sums_of_gradients, weight_gradients
+from ooc.models.products import (
+    ROWS_AT_ONCE,
+    WeightGradients,
+    by_onednn,
+    plain,
+    share_all,
+    sums_way,
+    weight_gradients,
+)
 from ooc.runtime import onednn
-from ooc.runtime.product_kernels import BLOCKS_BY_ONEDNN, BY_MKL, COLUMN_MAJOR, ROW_MAJOR, SUMS_BY_MKL, SUMS_BY_ONEDNN, here
+from ooc.runtime.product_kernels import BLOCKS_BY_ONEDNN, BY_MKL, COLUMN_MAJOR, ROW_MAJOR, here
 from ooc.runtime.row_kernels import (
-    ADD_UP,
     AFTER,
     CUT,
     DROPPED,
@@ -52,7 +59,7 @@ from ooc.runtime.row_kernels import (
     WAY,
     WIDTH,
 )
-from ooc.runtime.shared_work import Work, share_work
+from ooc.runtime.shared_work import Work
 
 Phases = list[list[Work]]
 ROWS_OF_SUMS = 128
@@ -98,11 +105,8 @@ class SageRows:
         return BLOCKS_BY_ONEDNN if by_onednn(*self.size, width) else BY_MKL
 
     def way_of_sums(self) -> int | None:
-        """By which gradients of weights are added up; None where they are few, and `weight_gradients` makes them."""
-        rows, columns = self.size
-        if by_onednn(rows, self.width, columns):
-            return SUMS_BY_ONEDNN
-        return SUMS_BY_MKL if rows * columns * self.width >= LEAST_SHARED else None
+        """By which gradients of weights are added up; None where `weight_gradients` makes them."""
+        return sums_way(*self.size, [self.width] * 2)
 
 
 def runs_as_one(layers: Sequence[Any], x: Any, blocks: Sequence[Any]) -> bool:
@@ -124,8 +128,9 @@ def runs_as_one(layers: Sequence[Any], x: Any, blocks: Sequence[Any]) -> bool:
         return False
     if not torch.is_grad_enabled():
         return True
-    inner_work = (n * conv.in_channels * conv.out_channels for n, conv in zip(sizes[:-1], convs, strict=False))
-    return all(work >= LEAST_SHARED for work in inner_work) and all(p.requires_grad for conv in convs for p in _weights(conv))
+    if any(sums_way(n, conv.out_channels, [conv.in_channels]) is None for n, conv in zip(sizes[:-1], convs, strict=False)):
+        return False
+    return all(p.requires_grad for conv in convs for p in _weights(conv))
 
 
 def _weights(conv: BlockSAGEConv) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,25 +152,23 @@ def _watched(layers: Sequence[nn.Module]) -> bool:
         all_modules._global_backward_hooks,
         all_modules._global_backward_pre_hooks,
     )
-    return (
-        any(of_all)
-        or sums_are_watched()
-        or any(
-            each._forward_hooks or each._forward_pre_hooks or each._backward_hooks or each._backward_pre_hooks
-            for layer in layers
-            for each in layer.modules()
-        )
-    )
+    return any(of_all) or sums_are_watched() or any(map(_has_hooks, layers))
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return True
+    return any(_has_hooks(each) for each in module._modules.values() if each is not None)
 
 
 def _takes(layers: Sequence[Any], x: Any) -> bool:
     """Whether kernels can read the input, no gradient is wanted of it, and nothing of it is dropped."""
-    given = x if isinstance(x, FirstLayerAggregates) else (x,)
-    if isinstance(x, FirstLayerAggregates) is False and layers[0].dropout and layers[0].training:
+    aggregates = isinstance(x, FirstLayerAggregates)
+    if layers[0].dropout and layers[0].training and not aggregates:
         return False
+    given = x if aggregates else (x,)
     known = all(type(each) is Tensor and plain(each) and not each.requires_grad for each in given)
-    inside = torch._C._functorch.peek_interpreter_stack() is not None  # of torch.func: its tensors have no address
-    return known and not inside and memory_efficient_here(given[0]) and given[0].size(1) == layers[0].conv.in_channels
+    return known and memory_efficient_here(given[0]) and given[0].size(1) == layers[0].conv.in_channels
 
 
 def _otherwise(block: Block, conv: BlockSAGEConv) -> bool:
@@ -220,7 +223,7 @@ class _SageStack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: list[SageRows], x: Tensor | FirstLayerAggregates, *weights: Tensor) -> Tensor:
         out, hidden = torch.empty(rows[-1].size), _in_turn([each.size for each in rows[:-1]])
-        _share(_forward(rows, x, weights, [*hidden, out]))
+        share_all(_forward(rows, x, weights, [*hidden, out]))
         ctx.rows = [SageRows(each.size, each.width, each.block, *_UNSAVED, None, each.dropping) for each in rows]
         saved = [tensor for each in rows for tensor in (each.neighbor, each.own, each.value, each.cut)]
         ctx.save_for_backward(*saved, *weights)
@@ -241,11 +244,6 @@ class _SageStack(torch.autograd.Function):
 
 _NONE = torch.empty(0)
 _UNSAVED = (_NONE, _NONE, None)
-
-
-def _share(phases: Phases) -> None:
-    if not share_work(phases, torch.get_num_threads()):
-        raise MemoryError("oneDNN has no memory left to multiply")
 
 
 def _call(out: Tensor, rows: Tensor, weight: Tensor, turned: bool, bias: Tensor | None = None, add: bool = False) -> list[int]:
@@ -324,46 +322,25 @@ def _gradients(rows: list[SageRows], grad: Tensor, weights: Sequence[Tensor]) ->
     last, found = len(rows) - 1, dict[int, list[Tensor]]()
     if rows[last].way_of_sums() is None or not plain(grad):
         found[last] = weight_gradients(grad, (rows[last].neighbor, rows[last].own))
-    grad = grad.contiguous()
+    grads = [*_in_turn([below.size for below in rows[:-1]][::-1])[::-1], grad.contiguous()]
     phases, kept = Phases(), list[Any]()
-    of_inputs = _in_turn([below.size for below in rows[:-1]][::-1])[::-1]
     for i in range(last, -1, -1):
-        first, second = [], []
+        first, second = list[Work](), list[Work]()
         if i not in found:
-            found[i], sums, adding, memory = _weight_sums(rows[i], grad)
-            first, second = [sums], adding
+            way = rows[i].way_of_sums()
+            assert way is not None
+            made = WeightGradients.of(grads[i], (rows[i].neighbor, rows[i].own), way)
+            found[i], (first, second), memory = made
             kept.append(memory)
         if i > 0:
-            backward, summing, memory = _input_gradients(
-                rows[i], rows[i - 1], grad, of_inputs[i - 1], weights[3 * i : 3 * i + 3]
-            )
+            weights_of_layer = weights[3 * i : 3 * i + 3]
+            backward, summing, memory = _input_gradients(rows[i], rows[i - 1], grads[i], grads[i - 1], weights_of_layer)
             first, second = [*first, *backward], [*summing, *second]
             kept.append(memory)
-            grad = of_inputs[i - 1]
         phases += [each for each in (first, second) if each]
     if phases:
-        _share(phases)
+        share_all(phases)
     return [found[i][at] for i in range(len(rows)) for at in (0, 2, 1)]
-
-
-def _weight_sums(rows: SageRows, grad: Tensor) -> tuple[list[Tensor], Work, list[Work], Any]:
-    """(gradients of lin_l, lin_r and the bias; the work that makes sums of ranges of the rows, those that add them up, memory
-    that they need)."""
-    (n, columns), width, way = rows.size, rows.width, rows.way_of_sums()
-    assert way is not None
-    ranges = sums_of_gradients(n, columns, 2 * width, way)
-    sums = [torch.empty(ranges, columns, width) for _ in range(2)]
-    of_bias = torch.empty(2 * ranges, columns)
-    calls = []
-    for each, to, bias in zip((rows.neighbor, rows.own), sums, (of_bias.data_ptr(), 0), strict=True):
-        places = each.data_ptr(), width, grad.data_ptr(), columns, to.data_ptr(), width
-        calls.append([ROW_MAJOR, COLUMN_MAJOR, width, columns, n, *places, 0, bias])
-    found = [torch.empty(columns, width), torch.empty(columns, width), torch.empty(columns)]
-    adding = [
-        Work(1, {AFTER: ADD_UP, RANGES: 1, ROWS: ranges, GIVEN: part.data_ptr(), OUT: out.data_ptr(), OUT_WIDTH: out.numel()})
-        for part, out in zip((*sums, of_bias), found, strict=True)
-    ]
-    return found, Work(ranges, {RANGES: ranges, ROWS: columns, WAY: way}, calls), adding, (sums, of_bias)
 
 
 def _input_gradients(

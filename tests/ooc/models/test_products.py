@@ -14,7 +14,9 @@ from ooc.models.products import multiply, weight_gradients
 from ooc.runtime import onednn
 from ooc.runtime.product_kernels import BLOCKS_BY_ONEDNN, BY_MKL, SUMS_BY_ONEDNN, here
 from ooc.runtime.restoring import settings_restored
+from ooc.runtime.row_kernels import WAY
 from ooc.runtime.shared_products import share
+from ooc.runtime.shared_work import share_work
 from tests.ooc.models.test_memory_efficient import gradients
 
 needs_onednn = pytest.mark.skipif(not (here() and onednn.here()), reason="this torch has no oneDNN that kernels can call")
@@ -31,7 +33,12 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
             used.append(options.get("way", BY_MKL))
         return done
 
+    def noted_work(phases: Any, threads: int) -> bool:
+        used.append(phases[0][0].numbers[WAY])
+        return share_work(phases, threads)
+
     monkeypatch.setattr(products, "share", noted)
+    monkeypatch.setattr(products, "share_work", noted_work)
     monkeypatch.setattr(products, "_onednn_is_faster", lambda: True)
     monkeypatch.setattr(products, "LEAST_SHARED", 1)
     monkeypatch.setattr(products, "LEAST_BY_ONEDNN", 1)
