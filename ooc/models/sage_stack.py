@@ -80,7 +80,8 @@ class SageRows:
     """The rows of one layer. size: of the output, [n, g]; width: of the input.
 
     neighbor, own: [n, width], the sums over neighbors and the own rows; given where aggregates are loaded, else made of `value`
-    [e] and the edges. cut: bool[n, g], which numbers of the output ReLU and dropout set to 0.
+    [e] and the edges. cut: bool[n, g], which numbers of the output ReLU and dropout set to 0; None without ReLU, of no number
+    where no gradient is wanted.
     """
 
     size: tuple[int, int]
@@ -114,7 +115,9 @@ def runs_as_one(layers: Sequence[Any], x: Any, blocks: Sequence[Any]) -> bool:
 
     layers: of `ooc.models.layers.Layer` itself.
     """
-    if not (here() and layers and all(map(_is_plain, layers)) and not _watched(layers)):
+    if torch.compiler.is_compiling() or not here():
+        return False
+    if not (layers and all(map(_is_plain, layers)) and not _watched(layers)):
         return False
     *inner, last = (each.activation for each in layers)
     if not (all(type(each) is Relu for each in inner) and type(last) is nn.Identity and _takes(layers, x)):
@@ -196,7 +199,7 @@ def sage_stack(
         _rows_of(x if i == 0 else None, layer.conv, block) for i, (layer, block) in enumerate(zip(layers, blocks, strict=True))
     ]
     for each, p in zip(rows[:-1], ahead, strict=False):
-        each.cut = torch.empty(each.size, dtype=torch.bool)
+        each.cut = torch.empty(each.size if p or torch.is_grad_enabled() else 0, dtype=torch.bool)
         if p:
             key, nodes = next_draw(each.cut, "sources")
             nodes = np.arange(each.size[0]) if nodes is None else np.ascontiguousarray(nodes)
@@ -310,7 +313,7 @@ def _behind(rows: SageRows, out: Tensor) -> dict[int, int]:
     """What is done with a layer's output."""
     if rows.cut is None:
         return {}
-    places = {OUT: out.data_ptr(), OUT_WIDTH: out.size(1), CUT: rows.cut.data_ptr()}
+    places = {OUT: out.data_ptr(), OUT_WIDTH: out.size(1), CUT: rows.cut.data_ptr() if len(rows.cut) else 0}
     if rows.dropping is None:
         return {AFTER: RELU, **places}
     dropping = rows.dropping

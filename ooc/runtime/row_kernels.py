@@ -29,9 +29,9 @@ AFTER, OUT, OUT_WIDTH, CUT, KEY, DROPPED, NODES = range(12, 19)
 """Behind: what AFTER says of OUT [*, OUT_WIDTH] and CUT bool[*, OUT_WIDTH]; of dropout KEY, DROPPED and NODES are the key, the
 level, and the address of the positions of rows."""
 NOTHING, RELU, RELU_DROPOUT, MASK, MASK_SCALE, ADD_UP = range(6)
-"""RELU: of OUT in place, and CUT is set where it is not positive. RELU_DROPOUT: with dropout in the same pass. MASK: zeros in
-OUT where CUT is. MASK_SCALE: and scales others as dropout does. ADD_UP: OUT [OUT_WIDTH] is set to the sum of the ROWS rows of
-GIVEN."""
+"""RELU: of OUT in place, and CUT, where there is one, is set where it is not positive. RELU_DROPOUT: with dropout in the same
+pass. MASK: zeros in OUT where CUT is. MASK_SCALE: and scales others as dropout does. ADD_UP: OUT [OUT_WIDTH] is set to the sum
+of the ROWS rows of GIVEN."""
 _AHEAD, _LINE = 6, 16
 """edges between prefetching a row and adding it; float32 per cache line"""
 
@@ -90,7 +90,9 @@ def after_products(work: Numbers, first: int, stop: int) -> None:
     out = carray(floats_at(work[OUT] + 4 * first * width), (count,))
     cut = carray(bytes_at(work[CUT] + first * width), (count,))
     scale = np.float32(LEVELS / (LEVELS - work[DROPPED]))
-    if what == RELU:
+    if what == RELU and work[CUT] == 0:
+        _set_below(out)
+    elif what == RELU:
         cut_below(out, cut)
     elif what == RELU_DROPOUT:
         nodes = carray(integers_at(work[NODES] + 8 * first), (stop - first,))
@@ -117,6 +119,14 @@ def cut_below(x: Floats, cut: NDArray[Any]) -> None:
     for i in range(len(x)):
         given = x[i]  # read once: LLVM does not vectorize a second read behind the write to `cut`
         cut[i] = given <= 0
+        x[i] = np.float32(0) if given <= 0 else given
+
+
+@kernel
+def _set_below(x: Floats) -> None:
+    """Set x = 0 where x <= 0."""
+    for i in range(len(x)):
+        given = x[i]
         x[i] = np.float32(0) if given <= 0 else given
 
 

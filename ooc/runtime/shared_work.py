@@ -126,11 +126,10 @@ def _serve(board: NDArray[np.int64], looks: int) -> None:
     semaphore = board.ctypes.data + 8 * _WORK
     while True:
         _sleep_on(semaphore)
-        while _sem_trywait(semaphore) == 0:  # posted for phases that this thread has helped with awake
-            pass
         if _work(board):
             _sem_post(board.ctypes.data + 8 * _ENDED)
         while _there_soon(board, looks):
+            _sem_trywait(semaphore)  # what was posted to wake this thread, which is awake
             if _work(board):
                 _sem_post(board.ctypes.data + 8 * _ENDED)
 
