@@ -4,8 +4,9 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -85,10 +86,10 @@ def multiply(out: Tensor, pairs: Sequence[Pair], bias: Tensor | None = None, add
 
 def weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     """grad.T @ each of the rows, and the sum of grad over its rows. The bits do not depend on the number of threads."""
-    width = grad.size(1)
-    way = sums_way(len(grad), width, [each.size(1) for each in rows]) if rows and all(map(plain, (grad, *rows))) else None
+    (size, width), columns = grad.shape, [each.size(1) for each in rows]
+    way = sums_way(size, width, columns) if rows and all(map(plain, (grad, *rows))) else None
     if way is not None:
-        made = WeightGradients.of(grad, rows, way)
+        made = WeightGradients.of(grad, rows, way, torch.empty(numbers_of_sums(size, width, columns, way)))
         share_all(made.works)
         return made.found
     with _one_order(grad, max((each.numel() for each in rows), default=1) * width, 1 in (each.size(1) for each in rows)):
@@ -158,21 +159,19 @@ class WeightGradients(NamedTuple):
     """Gradients of weights that works of threads make (`ooc.runtime.shared_work`), as sums of ranges of the rows that are added
     at last. (MKL multiplies all of grad's columns faster than parts of them, whose bits may differ, too.)
 
-    found: what `weight_gradients` returns; works: of a first phase, and of a second one; memory: that they need.
+    found: what `weight_gradients` returns; works: of a first phase, and of a second one.
     """
 
     found: list[Tensor]
     works: tuple[list[Work], list[Work]]
-    memory: Any
 
     @classmethod
-    def of(cls, grad: Tensor, rows: Sequence[Tensor], way: int) -> Self:
-        """Of contiguous matrices. way: `SUMS_BY_MKL` or `SUMS_BY_ONEDNN`."""
+    def of(cls, grad: Tensor, rows: Sequence[Tensor], way: int, memory: Tensor) -> Self:
+        """Of contiguous matrices. way: `SUMS_BY_MKL` or `SUMS_BY_ONEDNN`; memory: of `numbers_of_sums`, to work in."""
         (size, width), columns = grad.shape, [each.size(1) for each in rows]
-        wanted = -(-size // onednn.ROWS) if way == SUMS_BY_ONEDNN else size // ROWS_OF_SUM
-        ranges = max(1, min(MOST_SUMS, wanted, SUM_BYTES // (4 * width * sum(columns))))
-        sums = [torch.empty(ranges, width, each) for each in columns]
-        of_bias = torch.empty(2 * ranges, width)
+        ranges = _ranges_of_sums(size, width, columns, way)
+        ends = [0, *accumulate(ranges * width * each for each in (*columns, 2))]
+        *sums, of_bias = (memory[first:stop] for first, stop in pairwise(ends))
         calls = list[list[int]]()
         for each, to in zip(rows, sums, strict=True):
             bias = 0 if calls else of_bias.data_ptr()
@@ -184,7 +183,17 @@ class WeightGradients(NamedTuple):
             Work(1, add_up | {GIVEN: part.data_ptr(), OUT: out.data_ptr(), OUT_WIDTH: out.numel()})
             for part, out in zip((*sums, of_bias), found, strict=True)
         ]
-        return cls(found, ([Work(ranges, {RANGES: ranges, ROWS: width, WAY: way}, calls)], adding), (sums, of_bias))
+        return cls(found, ([Work(ranges, {RANGES: ranges, ROWS: width, WAY: way}, calls)], adding))
+
+
+def _ranges_of_sums(size: int, width: int, columns: Sequence[int], way: int) -> int:
+    wanted = -(-size // onednn.ROWS) if way == SUMS_BY_ONEDNN else size // ROWS_OF_SUM
+    return max(1, min(MOST_SUMS, wanted, SUM_BYTES // (4 * width * sum(columns))))
+
+
+def numbers_of_sums(size: int, width: int, columns: Sequence[int], way: int) -> int:
+    """How many numbers of memory `WeightGradients` need of so many rows of a width, times rows of so many columns."""
+    return _ranges_of_sums(size, width, columns, way) * width * (sum(columns) + 2)
 
 
 def sums_way(size: int, width: int, columns: Sequence[int]) -> int | None:

@@ -29,6 +29,7 @@ from ooc.models.products import (
     ROWS_AT_ONCE,
     WeightGradients,
     by_onednn,
+    numbers_of_sums,
     plain,
     share_all,
     sums_way,
@@ -64,6 +65,8 @@ from ooc.runtime.shared_work import Work
 Phases = list[list[Work]]
 ROWS_OF_SUMS = 128
 """of a piece that only sums up"""
+MOST_LAYERS = 3
+"""that run as one: what the pass keeps at once, sums of all layers and their edges by source, would grow with more"""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,11 @@ class SageRows:
         """By which gradients of weights are added up; None where `weight_gradients` makes them."""
         return sums_way(*self.size, [self.width] * 2)
 
+    def numbers_of_sums(self) -> int:
+        """How many numbers of memory these gradients need."""
+        way = self.way_of_sums()
+        return 0 if way is None else numbers_of_sums(*self.size, [self.width] * 2, way)
+
 
 def runs_as_one(layers: Sequence[Any], x: Any, blocks: Sequence[Any]) -> bool:
     """Whether `sage_stack` computes what these layers compute of x, and nobody looks at what is in between.
@@ -117,7 +125,7 @@ def runs_as_one(layers: Sequence[Any], x: Any, blocks: Sequence[Any]) -> bool:
     """
     if torch.compiler.is_compiling() or not here():
         return False
-    if not (layers and all(map(_is_plain, layers)) and not _watched(layers)):
+    if not (0 < len(layers) <= MOST_LAYERS and all(map(_is_plain, layers)) and not _watched(layers)):
         return False
     *inner, last = (each.activation for each in layers)
     if not (all(type(each) is Relu for each in inner) and type(last) is nn.Identity and _takes(layers, x)):
@@ -126,6 +134,8 @@ def runs_as_one(layers: Sequence[Any], x: Any, blocks: Sequence[Any]) -> bool:
     convs = [each.conv for each in layers]
     if min(*sizes, *(min(conv.in_channels, conv.out_channels) for conv in convs)) < 2:
         return False  # torch's product of one row or column has other bits
+    if any(block.num_src != n for block, n in zip(blocks[1:], sizes, strict=False)):
+        return False
     first = 1 if isinstance(x, FirstLayerAggregates) else 0
     if any(_otherwise(block, conv) for block, conv in zip(blocks[first:], convs[first:], strict=True)):
         return False
@@ -176,7 +186,8 @@ def _takes(layers: Sequence[Any], x: Any) -> bool:
 
 def _otherwise(block: Block, conv: BlockSAGEConv) -> bool:
     """Whether a layer is computed in another way than by sums of plain edges before the products."""
-    if block.indptr.device.type != "cpu" or (block.share is not None and not plain(block.share)):
+    known = all(each.is_cpu and each.dtype is torch.int64 and each.stride(-1) == 1 for each in (block.edge_index, block.indptr))
+    if not known or (block.share is not None and not plain(block.share)):
         return True
     return narrow_first(block, conv.in_channels, conv.out_channels) or has_hubs(block.indptr)
 
@@ -326,37 +337,43 @@ def _gradients(rows: list[SageRows], grad: Tensor, weights: Sequence[Tensor]) ->
     if rows[last].way_of_sums() is None or not plain(grad):
         found[last] = weight_gradients(grad, (rows[last].neighbor, rows[last].own))
     grads = [*_in_turn([below.size for below in rows[:-1]][::-1])[::-1], grad.contiguous()]
-    phases, kept = Phases(), list[Any]()
+    of_sums = torch.empty(max(each.numbers_of_sums() for each in rows))
+    to_neighbor = torch.empty(max((each.size[0] * each.width for each in rows[1:]), default=0))
+    phases, edges = Phases(), list[tuple[Tensor, Tensor, Tensor | None]]()
     for i in range(last, -1, -1):
         first, second = list[Work](), list[Work]()
         if i not in found:
             way = rows[i].way_of_sums()
             assert way is not None
-            made = WeightGradients.of(grads[i], (rows[i].neighbor, rows[i].own), way)
-            found[i], (first, second), memory = made
-            kept.append(memory)
+            found[i], (first, second) = WeightGradients.of(grads[i], (rows[i].neighbor, rows[i].own), way, of_sums)
         if i > 0:
-            weights_of_layer = weights[3 * i : 3 * i + 3]
-            backward, summing, memory = _input_gradients(rows[i], rows[i - 1], grads[i], grads[i - 1], weights_of_layer)
-            first, second = [*first, *backward], [*summing, *second]
-            kept.append(memory)
-        phases += [each for each in (first, second) if each]
+            block, below = rows[i].block, grads[i - 1]
+            edges.append(edges_by_source(block.edge_index, len(below), rows[i].value, block.shared))
+            of_layer = weights[3 * i : 3 * i + 3]
+            multiplied, summed = _input_gradients(rows[i], rows[i - 1], grads[i], below, of_layer, edges[-1], to_neighbor)
+            first, second = [*first, multiplied], [*summed, *second]
+        phases += [each for each in (first, second) if each]  # the next layer's take the same memory
     if phases:
         share_all(phases)
     return [found[i][at] for i in range(len(rows)) for at in (0, 2, 1)]
 
 
 def _input_gradients(
-    rows: SageRows, below: SageRows, grad: Tensor, out: Tensor, weights: Sequence[Tensor]
-) -> tuple[list[Work], list[Work], Any]:
+    rows: SageRows,
+    below: SageRows,
+    grad: Tensor,
+    out: Tensor,
+    weights: Sequence[Tensor],
+    edges: tuple[Tensor, Tensor, Tensor | None],
+    memory: Tensor,
+) -> tuple[Work, list[Work]]:
     """(work that multiplies gradients for sums over neighbors, works that set `out` to gradients of the layer below, before its
-    ReLU; memory that they need)."""
+    ReLU). edges: of `edges_by_source`; memory: to work in."""
     of_neighbor, _, of_own = weights
-    (n, _), way = rows.size, rows.way_back(rows.width)
-    to_neighbor = torch.empty(n, rows.width)
-    pointers, target, value = edges_by_source(rows.block.edge_index, len(out), rows.value, rows.block.shared)
+    (n, _), way, (pointers, target, value) = rows.size, rows.way_back(rows.width), edges
     assert value is not None
     assert below.cut is not None
+    to_neighbor = memory[: n * rows.width].view(n, rows.width)
     multiplied = _in_ranges(n, way, [_call(to_neighbor, grad, of_neighbor, False)])
     behind = {AFTER: MASK_SCALE if below.level else MASK, OUT_WIDTH: rows.width, DROPPED: below.level}
     works = []
@@ -370,4 +387,4 @@ def _input_gradients(
             works.append(_also(_in_ranges(n, way, [_call(part, grad, of_own, False, add=True)]), numbers))
         else:
             works.append(_only(len(part), numbers))
-    return [multiplied], works, (to_neighbor, pointers, target, value)
+    return multiplied, works
