@@ -24,7 +24,7 @@ from ooc.runtime.product_kernels import here
 from ooc.runtime.restoring import settings_restored
 
 pytestmark = pytest.mark.skipif(not here(), reason="torch is built without MKL")
-SIZES = {2: (3000, 1700, 900), 3: (6000, 1900, 700, 300), 1: (3000, 900)}
+SIZES = {2: (3000, 1700, 900), 3: (6000, 1900, 700, 300), 1: (3000, 900), 4: (3000, 1900, 900, 600, 300)}
 """rows of x, and behind each layer, by the number of layers"""
 FEATURES, HIDDEN, CLASSES = 96, 128, 40
 NODES = 10_000
@@ -296,6 +296,17 @@ def test_sums_that_are_measured_and_autocast_run_layer_by_layer() -> None:
     assert not case.runs_as_one()
     hook.remove()
     assert case.runs_as_one()
+
+
+def test_more_layers_run_one_by_one() -> None:
+    """Memory that the pass needs at once would grow with them."""
+    assert not Case(4).runs_as_one()
+
+
+def test_blocks_that_do_not_follow_one_another_run_one_by_one() -> None:
+    case = Case(2)
+    case.blocks[1] = case.blocks[1]._replace(num_src=case.blocks[1].num_src - 1)
+    assert not case.runs_as_one()
 
 
 def test_hubs_have_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:

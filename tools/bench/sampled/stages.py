@@ -4,8 +4,8 @@
 
 Everything runs in one thread, and counts its processor time, so that other processes disturb it little; medians over batches,
 kernels warm. Cycles are seconds times the clock, which a chain of dependent multiplications measures. The bound of what moves
-bytes is a copy of as many (a stage's inputs and outputs, each once); that of matrix products the same products alone. Prints a
-table in Markdown, or with --json one line.
+bytes is a copy of as many (a stage's inputs and outputs, each once); that of matrix products, with the sums over neighbors and
+the cuts of the pieces that make them, the same products alone. Prints a table in Markdown, or with --json one line.
 """
 
 import argparse
@@ -14,11 +14,11 @@ import os
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from unittest.mock import patch
 
 import numpy as np
@@ -31,10 +31,12 @@ from ooc.graph.aggregation import FirstLayerAggregates
 from ooc.models import products
 from ooc.models.builders import build_model
 from ooc.models.user_models import forward_batch
+from ooc.runtime import shared_products
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import Blocks, keep_large_blocks
-from ooc.runtime.product_kernels import BY_MKL
-from ooc.runtime.shared_products import share
+from ooc.runtime.product_kernels import BIAS, LDA, LDB, LDC, SUMS, A, B, C, K, M, N
+from ooc.runtime.row_kernels import RANGES, ROWS, WAY
+from ooc.runtime.shared_work import Work, share_work
 from ooc.stores.jit import kernel
 from tools.bench.lib.machine import describe
 from tools.bench.sampled.steps import loader_of, seeds_of_run, sums_of
@@ -92,7 +94,8 @@ def copy_rate() -> float:
 
 
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Times matrix products, torch's operations and those that are shared in a kernel, and keeps them."""
+    """Times matrix products, torch's operations and works that threads share, with the sums and cuts of their pieces, and keeps
+    them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -104,19 +107,19 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._timed(call, partial(func, *map(_detached, args), **(kwargs or {}))) if _is_product(func) else call()
 
     def __enter__(self) -> Any:
-        self._patch = patch.object(products, "share", self._share)
-        self._patch.start()
+        self._patches = [patch.object(module, "share_work", self._share_work) for module in (products, shared_products)]
+        for each in self._patches:
+            each.start()
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *raised: Any) -> None:
-        self._patch.stop()
+        for each in self._patches:
+            each.stop()
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
-    def _share(self, made: Any, threads: int, ranges: int = 0, beside: Any = None, way: int = BY_MKL) -> bool:
-        if beside is not None:
-            beside()
-        call = partial(share, made, threads, ranges, way=way)
-        return bool(self._timed(call, call))
+    def _share_work(self, phases: Sequence[Sequence[Work]], threads: int) -> bool:
+        bare = [[BareWork.of(work) for work in phase if work.calls] for phase in phases]
+        return bool(self._timed(partial(share_work, phases, threads), partial(_share_bare, [each for each in bare if each])))
 
     def _timed(self, call: Callable[[], Any], again: Product) -> Any:
         begin = time.thread_time()
@@ -124,6 +127,32 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.seconds += time.thread_time() - begin
         self.found.append(again)
         return out
+
+
+class BareWork(NamedTuple):
+    """The products of a work alone, of matrices of their own: those of the work are freed when it is done."""
+
+    work: Work
+    memory: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, work: Work) -> Self:
+        numbers = {at: value for at, value in work.numbers.items() if at in (RANGES, ROWS, WAY)}
+        sums = work.pieces if numbers[WAY] in SUMS else 1
+        sizes: dict[int, int] = {}
+        for call in work.calls:
+            right, left = max(call[K], call[M]) * call[LDA], max(call[N], call[K]) * call[LDB]
+            of_bias = 2 * sums * max(call[N], call[M])
+            for at, size in ((A, right), (B, left), (C, sums * call[N] * call[LDC]), (BIAS, of_bias)):
+                sizes[call[at]] = max(size, sizes.get(call[at], 0))
+        memory = {address: torch.zeros(size) for address, size in sizes.items() if address}
+        moved = {address: matrix.data_ptr() for address, matrix in memory.items()} | {0: 0}
+        calls = [[moved[value] if at in (A, B, C, BIAS) else value for at, value in enumerate(call)] for call in work.calls]
+        return cls(work._replace(numbers=numbers, calls=calls), [*memory.values()])
+
+
+def _share_bare(phases: list[list[BareWork]]) -> None:
+    share_work([[each.work for each in phase] for phase in phases], 1)
 
 
 def _is_product(func: Any) -> bool:
