@@ -201,8 +201,9 @@ class _AllWithin:
         self._costs, self._left = costs, seconds
 
     def __call__(self, rows: HaloCandidates) -> Mask:
-        cost = self._costs[rows.level]
-        self._left -= cost.row * len(rows.node) + cost.edge * float(rows.degree.sum())
+        upto = self._costs[: rows.level + 1]  # a row is computed for this layer to read, and for all earlier ones
+        per_row, per_edge = sum(cost.row for cost in upto), sum(cost.edge for cost in upto[1:])  # the first reads no edges
+        self._left -= per_row * len(rows.node) + per_edge * float(rows.degree.sum())
         if self._left < 0:
             raise _Exceeded
         return recompute_all(rows)

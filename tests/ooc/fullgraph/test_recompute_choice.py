@@ -111,6 +111,24 @@ def test_low_degrees_are_recomputed_and_hubs_sent() -> None:
 
 
 @settings(deadline=None)
+@given(graphs(), st.integers(2, 4), costs_of, st.booleans())
+def test_all_rows_are_looked_at_as_far_as_they_take_no_longer_than_they_may(
+    graph: Graph, ranks: int, costs: tuple[LayerCost, ...], mapped: bool
+) -> None:
+    layer = LayerShape(8, 8, "sum", (4, 0) if mapped else None)
+    shape = ModelShape(NODES, len(graph.indices), 32, True, 8, 8 * mapped, 8, (layer,) * len(costs), 8)
+    starts = balanced_cuts(graph.indptr, ranks)
+    for rank in range(ranks):
+        halo = HaloRows(in_memory(graph), starts, rank, shape)
+        rows = halo.of("all", costs)
+        assert rows is not None
+        parts = zip(costs, rows.recomputed, rows.edges, strict=True)
+        taken = sum(cost.row * count + cost.edge * edges for cost, count, edges in parts)
+        assert halo.of("all", costs, taken * (1 + 1e-6)) is not None
+        assert taken == 0 or halo.of("all", costs, taken * (1 - 1e-6)) is None
+
+
+@settings(deadline=None)
 @given(graphs(), st.integers(2, 4), costs_of, st.lists(seconds, min_size=4, max_size=4), st.booleans())
 def test_no_way_is_chosen_that_takes_longer(
     graph: Graph, ranks: int, costs: tuple[LayerCost, ...], base: list[float], mapped: bool
