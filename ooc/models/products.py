@@ -89,7 +89,8 @@ def weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     (size, width), columns = grad.shape, [each.size(1) for each in rows]
     way = sums_way(size, width, columns) if rows and all(map(plain, (grad, *rows))) else None
     if way is not None:
-        made = WeightGradients.of(grad, rows, way, torch.empty(numbers_of_sums(size, width, columns, way)))
+        memory = torch.empty(numbers_of_sums(size, width, columns, way))  # works have its address alone
+        made = WeightGradients.of(grad, rows, way, memory)
         share_all(made.works)
         return made.found
     with _one_order(grad, max((each.numel() for each in rows), default=1) * width, 1 in (each.size(1) for each in rows)):
