@@ -24,7 +24,7 @@ from ooc.runtime.product_kernels import (
 )
 from ooc.runtime.row_kernels import ADD_UP, AFTER, GIVEN, OUT, OUT_WIDTH, RANGES, ROWS, WAY
 from ooc.runtime.shared_products import SharedProduct, share
-from ooc.runtime.shared_work import Work, share_work
+from ooc.runtime.shared_work import Number, Work, share_work
 
 LEAST_PRODUCT, LEAST_SHARED = 2**24, 2**22
 """multiplications from which on a product is worth another thread of torch's, a third of a millisecond, and one that shares it
@@ -89,8 +89,7 @@ def weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     (size, width), columns = grad.shape, [each.size(1) for each in rows]
     way = sums_way(size, width, columns) if rows and all(map(plain, (grad, *rows))) else None
     if way is not None:
-        memory = torch.empty(numbers_of_sums(size, width, columns, way))  # works have its address alone
-        made = WeightGradients.of(grad, rows, way, memory)
+        made = WeightGradients.of(grad, rows, way, torch.empty(numbers_of_sums(size, width, columns, way)))
         share_all(made.works)
         return made.found
     with _one_order(grad, max((each.numel() for each in rows), default=1) * width, 1 in (each.size(1) for each in rows)):
@@ -173,15 +172,16 @@ class WeightGradients(NamedTuple):
         ranges = _ranges_of_sums(size, width, columns, way)
         ends = [0, *accumulate(ranges * width * each for each in (*columns, 2))]
         *sums, of_bias = (memory[first:stop] for first, stop in pairwise(ends))
-        calls = list[list[int]]()
+        calls = list[list[Number]]()
         for each, to in zip(rows, sums, strict=True):
-            bias = 0 if calls else of_bias.data_ptr()
-            places = each.data_ptr(), each.size(1), grad.data_ptr(), width, to.data_ptr(), each.size(1)
-            calls.append([ROW_MAJOR, COLUMN_MAJOR, each.size(1), width, size, *places, 0, bias])
+            bias: Number = 0 if calls else of_bias
+            calls.append(
+                [ROW_MAJOR, COLUMN_MAJOR, each.size(1), width, size, each, each.size(1), grad, width, to, each.size(1), 0, bias]
+            )
         found = [*(torch.empty(width, each) for each in columns), torch.empty(width)]
         add_up = {AFTER: ADD_UP, RANGES: 1, ROWS: ranges}
         adding = [
-            Work(1, add_up | {GIVEN: part.data_ptr(), OUT: out.data_ptr(), OUT_WIDTH: out.numel()})
+            Work(1, {**add_up, GIVEN: part, OUT: out, OUT_WIDTH: out.numel()})
             for part, out in zip((*sums, of_bias), found, strict=True)
         ]
         return cls(found, ([Work(ranges, {RANGES: ranges, ROWS: width, WAY: way}, calls)], adding))

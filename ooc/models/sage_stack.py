@@ -60,9 +60,11 @@ from ooc.runtime.row_kernels import (
     WAY,
     WIDTH,
 )
-from ooc.runtime.shared_work import Work
+from ooc.runtime.shared_work import Number, Work
 
 Phases = list[list[Work]]
+Call = list[Number]
+Numbers = dict[int, Number]
 ROWS_OF_SUMS = 128
 """of a piece that only sums up"""
 MOST_LAYERS = 3
@@ -75,7 +77,7 @@ class Dropping:
 
     key: int
     level: int
-    nodes: Any
+    nodes: Tensor
 
 
 @dataclass
@@ -214,7 +216,7 @@ def sage_stack(
         if p:
             key, nodes = next_draw(each.cut, "sources")
             nodes = np.arange(each.size[0]) if nodes is None else np.ascontiguousarray(nodes)
-            each.dropping = Dropping(key, level_of(p), nodes)
+            each.dropping = Dropping(key, level_of(p), torch.from_numpy(nodes))
     weights = [weight for layer in layers for weight in _weights(layer.conv)]
     out: Tensor = _SageStack.apply(rows, x, *weights)  # type: ignore[no-untyped-call]
     return out
@@ -260,31 +262,28 @@ _NONE = torch.empty(0)
 _UNSAVED = (_NONE, _NONE, None)
 
 
-def _call(out: Tensor, rows: Tensor, weight: Tensor, turned: bool, bias: Tensor | None = None, add: bool = False) -> list[int]:
+def _call(out: Tensor, rows: Tensor, weight: Tensor, turned: bool, bias: Tensor | None = None, add: bool = False) -> Call:
     """The call for out = rows @ weight.T, or rows @ weight where not turned, plus bias or what is there."""
     (n, inner), columns = rows.shape, out.size(1)
     layout, leading = (COLUMN_MAJOR, inner) if turned else (ROW_MAJOR, columns)
-    places = weight.data_ptr(), leading, rows.data_ptr(), inner, out.data_ptr(), columns
-    return [layout, ROW_MAJOR, columns, n, inner, *places, int(add), 0 if bias is None else bias.data_ptr()]
+    places = weight, leading, rows, inner, out, columns
+    return [layout, ROW_MAJOR, columns, n, inner, *places, int(add), 0 if bias is None else bias]
 
 
-def _in_ranges(n: int, way: int, calls: list[list[int]]) -> Work:
+def _in_ranges(n: int, way: int, calls: list[Call]) -> Work:
     """Products of n rows."""
     ranges = -(-n // (onednn.ROWS if way == BLOCKS_BY_ONEDNN else ROWS_AT_ONCE))
     return Work(ranges, {RANGES: ranges, ROWS: n, WAY: way}, calls)
 
 
-def _also(work: Work, numbers: dict[int, int]) -> Work:
+def _also(work: Work, numbers: Numbers) -> Work:
     return work._replace(numbers={**work.numbers, **numbers})
 
 
-def _sums(
-    index: Tensor, pointers: Tensor, value: Tensor, given: Tensor, sums: Tensor, own: Tensor | None = None
-) -> dict[int, int]:
+def _sums(index: Tensor, pointers: Tensor, value: Tensor, given: Tensor, sums: Tensor, own: Tensor | None = None) -> Numbers:
     """Sums of rows before products; see `ooc.runtime.row_kernels`."""
-    places = {INDEX: index, POINTERS: pointers, VALUES: value, GIVEN: given, SUMS: sums}
-    of_own = 0 if own is None else own.data_ptr()
-    return {**{at: tensor.data_ptr() for at, tensor in places.items()}, WIDTH: given.size(1), OWN: of_own}
+    of_own: Number = 0 if own is None else own
+    return {INDEX: index, POINTERS: pointers, VALUES: value, GIVEN: given, SUMS: sums, WIDTH: given.size(1), OWN: of_own}
 
 
 def _forward(
@@ -314,21 +313,21 @@ def _in_turn(sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
     return [memory[i % 2][: n * g].view(n, g) for i, (n, g) in enumerate(sizes)]
 
 
-def _only(n: int, numbers: dict[int, int]) -> Work:
+def _only(n: int, numbers: Numbers) -> Work:
     """Work on n rows without products."""
     ranges = max(1, n // ROWS_OF_SUMS)
     return Work(ranges, {RANGES: ranges, ROWS: n, **numbers})
 
 
-def _behind(rows: SageRows, out: Tensor) -> dict[int, int]:
+def _behind(rows: SageRows, out: Tensor) -> Numbers:
     """What is done with a layer's output."""
     if rows.cut is None:
         return {}
-    places = {OUT: out.data_ptr(), OUT_WIDTH: out.size(1), CUT: rows.cut.data_ptr() if len(rows.cut) else 0}
+    places: Numbers = {OUT: out, OUT_WIDTH: out.size(1), CUT: rows.cut if len(rows.cut) else 0}
     if rows.dropping is None:
         return {AFTER: RELU, **places}
     dropping = rows.dropping
-    return {AFTER: RELU_DROPOUT, **places, KEY: dropping.key, DROPPED: dropping.level, NODES: dropping.nodes.ctypes.data}
+    return {AFTER: RELU_DROPOUT, **places, KEY: dropping.key, DROPPED: dropping.level, NODES: dropping.nodes}
 
 
 def _gradients(rows: list[SageRows], grad: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
@@ -339,7 +338,7 @@ def _gradients(rows: list[SageRows], grad: Tensor, weights: Sequence[Tensor]) ->
     grads = [*_in_turn([below.size for below in rows[:-1]][::-1])[::-1], grad.contiguous()]
     of_sums = torch.empty(max(each.numbers_of_sums() for each in rows))
     to_neighbor = torch.empty(max((each.size[0] * each.width for each in rows[1:]), default=0))
-    phases, edges = Phases(), list[tuple[Tensor, Tensor, Tensor | None]]()
+    phases = Phases()
     for i in range(last, -1, -1):
         first, second = list[Work](), list[Work]()
         if i not in found:
@@ -348,9 +347,9 @@ def _gradients(rows: list[SageRows], grad: Tensor, weights: Sequence[Tensor]) ->
             found[i], (first, second) = WeightGradients.of(grads[i], (rows[i].neighbor, rows[i].own), way, of_sums)
         if i > 0:
             block, below = rows[i].block, grads[i - 1]
-            edges.append(edges_by_source(block.edge_index, len(below), rows[i].value, block.shared))
+            edges = edges_by_source(block.edge_index, len(below), rows[i].value, block.shared)
             of_layer = weights[3 * i : 3 * i + 3]
-            multiplied, summed = _input_gradients(rows[i], rows[i - 1], grads[i], below, of_layer, edges[-1], to_neighbor)
+            multiplied, summed = _input_gradients(rows[i], rows[i - 1], grads[i], below, of_layer, edges, to_neighbor)
             first, second = [*first, multiplied], [*summed, *second]
         phases += [each for each in (first, second) if each]  # the next layer's take the same memory
     if phases:
@@ -375,14 +374,14 @@ def _input_gradients(
     assert below.cut is not None
     to_neighbor = memory[: n * rows.width].view(n, rows.width)
     multiplied = _in_ranges(n, way, [_call(to_neighbor, grad, of_neighbor, False)])
-    behind = {AFTER: MASK_SCALE if below.level else MASK, OUT_WIDTH: rows.width, DROPPED: below.level}
+    behind: Numbers = {AFTER: MASK_SCALE if below.level else MASK, OUT_WIDTH: rows.width, DROPPED: below.level}
     works = []
     for first, stop in ((0, n), (n, len(out))):
         if first == stop:
             continue
         part, cut = out[first:stop], below.cut[first:stop]
         numbers = _sums(target, pointers[first:], value, to_neighbor, part) | behind
-        numbers |= {OUT: part.data_ptr(), CUT: cut.data_ptr()}
+        numbers |= {OUT: part, CUT: cut}
         if first == 0:
             works.append(_also(_in_ranges(n, way, [_call(part, grad, of_own, False, add=True)]), numbers))
         else:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import carray, types
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ooc.runtime.crew import single_threaded
 from ooc.runtime.onednn import ARGUMENTS
@@ -176,15 +177,24 @@ def _do_alone(calls: Table, works: Table, pieces: Table) -> bool:
     return done
 
 
+Number = int | Tensor
+
+
+def number_of(value: Number) -> int:
+    """The number, or the address of the tensor."""
+    return value if isinstance(value, int) else value.data_ptr()
+
+
 class Work(NamedTuple):
     """Pieces of a phase.
 
-    numbers: those of `ooc.runtime.row_kernels` that are not 0. calls: the products' (`ooc.runtime.product_kernels`).
+    numbers: those of `ooc.runtime.row_kernels` that are not 0. calls: the products' (`ooc.runtime.product_kernels`). A tensor
+    stands for its address, and is kept as long as the work.
     """
 
     pieces: int
-    numbers: Mapping[int, int]
-    calls: Sequence[Sequence[int]] = ()
+    numbers: Mapping[int, Number]
+    calls: Sequence[Sequence[Number]] = ()
 
 
 Tables = tuple[Table, Table, Table, Table]
@@ -193,17 +203,17 @@ Tables = tuple[Table, Table, Table, Table]
 
 def _tables(phases: Sequence[Sequence[Work]]) -> Tables:
     """What `_share` takes: calls, works, pieces and phases."""
-    calls, works, pieces, bounds = list[Sequence[int]](), list[list[int]](), list[tuple[int, int]](), list[tuple[int, int]]()
+    calls, works, pieces, bounds = list[list[int]](), list[list[int]](), list[tuple[int, int]](), list[tuple[int, int]]()
     for phase in phases:
         first = len(pieces)
         for count, numbers, own in phase:
             work = [0] * WORK_NUMBERS
             for at, value in numbers.items():
-                work[at] = value
+                work[at] = number_of(value)
             work[FIRST_CALL], work[CALLS] = len(calls), len(own)
             pieces += [(len(works), i) for i in range(count)]
             works.append(work)
-            calls += own
+            calls += [[*map(number_of, call)] for call in own]
         bounds.append((first, len(pieces) - first))
     rows = np.array(calls, np.int64).reshape(len(calls), NUMBERS)
     return rows, np.array(works, np.int64), np.array(pieces, np.int64), np.array(bounds, np.int64)

@@ -36,7 +36,7 @@ from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import Blocks, keep_large_blocks
 from ooc.runtime.product_kernels import BIAS, LDA, LDB, LDC, SUMS, A, B, C, K, M, N
 from ooc.runtime.row_kernels import RANGES, ROWS, WAY
-from ooc.runtime.shared_work import Work, share_work
+from ooc.runtime.shared_work import Work, number_of, share_work
 from ooc.stores.jit import kernel
 from tools.bench.lib.machine import describe
 from tools.bench.sampled.steps import loader_of, seeds_of_run, sums_of
@@ -139,15 +139,15 @@ class BareWork(NamedTuple):
     def of(cls, work: Work) -> Self:
         numbers = {at: value for at, value in work.numbers.items() if at in (RANGES, ROWS, WAY)}
         sums = work.pieces if numbers[WAY] in SUMS else 1
-        sizes: dict[int, int] = {}
-        for call in work.calls:
+        sizes, given = dict[int, int](), [[*map(number_of, call)] for call in work.calls]
+        for call in given:
             right, left = max(call[K], call[M]) * call[LDA], max(call[N], call[K]) * call[LDB]
             of_bias = 2 * sums * max(call[N], call[M])
             for at, size in ((A, right), (B, left), (C, sums * call[N] * call[LDC]), (BIAS, of_bias)):
                 sizes[call[at]] = max(size, sizes.get(call[at], 0))
         memory = {address: torch.zeros(size) for address, size in sizes.items() if address}
         moved = {address: matrix.data_ptr() for address, matrix in memory.items()} | {0: 0}
-        calls = [[moved[value] if at in (A, B, C, BIAS) else value for at, value in enumerate(call)] for call in work.calls]
+        calls = [[moved[value] if at in (A, B, C, BIAS) else value for at, value in enumerate(call)] for call in given]
         return cls(work._replace(numbers=numbers, calls=calls), [*memory.values()])
 
 
