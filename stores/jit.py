@@ -219,7 +219,8 @@ class _InterruptsWait:
 
     def __exit__(self, *_: object) -> None:
         if self._handler:
-            signal.signal(signal.SIGINT, self._handler)
+            if signal.getsignal(signal.SIGINT) == self._keep:  # else it was replaced within
+                signal.signal(signal.SIGINT, self._handler)
             if self._late:
                 self._handler(*self._late[0])
 

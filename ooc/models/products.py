@@ -89,7 +89,7 @@ def weight_gradients(grad: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     (size, width), columns = grad.shape, [each.size(1) for each in rows]
     way = sums_way(size, width, columns) if rows and all(map(plain, (grad, *rows))) else None
     if way is not None:
-        made = WeightGradients.of(grad, rows, way, torch.empty(numbers_of_sums(size, width, columns, way)))
+        made = WeightGradients.of(grad, rows, way, grad.new_empty(numbers_of_sums(size, width, columns, way)))
         share_all(made.works)
         return made.found
     with _one_order(grad, max((each.numel() for each in rows), default=1) * width, 1 in (each.size(1) for each in rows)):
@@ -178,7 +178,7 @@ class WeightGradients(NamedTuple):
             calls.append(
                 [ROW_MAJOR, COLUMN_MAJOR, each.size(1), width, size, each, each.size(1), grad, width, to, each.size(1), 0, bias]
             )
-        found = [*(torch.empty(width, each) for each in columns), torch.empty(width)]
+        found = [*(grad.new_empty(width, each) for each in columns), grad.new_empty(width)]
         add_up = {AFTER: ADD_UP, RANGES: 1, ROWS: ranges}
         adding = [
             Work(1, {**add_up, GIVEN: part, OUT: out, OUT_WIDTH: out.numel()})

@@ -7,12 +7,13 @@ pass, are those of the layers one by one (`ooc.models.memory_efficient`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as all_modules
@@ -61,12 +62,14 @@ from ooc.runtime.row_kernels import (
     WIDTH,
 )
 from ooc.runtime.shared_work import Number, Work
+from ooc.stores.jit import kernel
 
 Phases = list[list[Work]]
 Call = list[Number]
 Numbers = dict[int, Number]
 ROWS_OF_SUMS = 128
 """of a piece that only sums up"""
+_CALLED = {"forward", "finished", "convolved"}
 MOST_LAYERS = 3
 """that run as one: what the pass keeps at once, sums of all layers and their edges by source, would grow with more"""
 
@@ -138,6 +141,10 @@ def runs_as_one(layers: Sequence[Any], x: Any, blocks: Sequence[Any]) -> bool:
         return False  # torch's product of one row or column has other bits
     if any(block.num_src != n for block, n in zip(blocks[1:], sizes, strict=False)):
         return False
+    if any(conv.in_channels != below.out_channels for conv, below in zip(convs[1:], convs, strict=False)):
+        return False
+    if len({id(weight) for conv in convs for weight in _weights(conv)}) < 3 * len(convs):
+        return False  # autograd adds up gradients of a layer that comes twice in an order of its own
     first = 1 if isinstance(x, FirstLayerAggregates) else 0
     if any(_otherwise(block, conv) for block, conv in zip(blocks[first:], convs[first:], strict=True)):
         return False
@@ -156,7 +163,10 @@ def _is_plain(layer: Any) -> bool:
     """Whether a layer is a convolution of GraphSAGE and an activation alone, of parameters that kernels know."""
     if type(layer.conv) is not BlockSAGEConv or type(layer.norm) is not nn.Identity or layer.residual or layer.mlp is not None:
         return False
-    return all(type(each) is nn.Parameter and plain(each) for each in _weights(layer.conv))
+    conv, weights = layer.conv, _weights(layer.conv)
+    wide, long = (conv.out_channels, conv.in_channels), (conv.out_channels,)
+    shapes = [each.shape for each in weights] == [wide, long, wide]
+    return shapes and all(type(each) is nn.Parameter and plain(each) for each in weights)
 
 
 def _watched(layers: Sequence[nn.Module]) -> bool:
@@ -171,6 +181,9 @@ def _watched(layers: Sequence[nn.Module]) -> bool:
 
 
 def _has_hooks(module: nn.Module) -> bool:
+    """Whether a module or one within has hooks, or functions of its own in place of those of its class."""
+    if not _CALLED.isdisjoint(vars(module)):
+        return True
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return True
     return any(_has_hooks(each) for each in module._modules.values() if each is not None)
@@ -191,7 +204,30 @@ def _otherwise(block: Block, conv: BlockSAGEConv) -> bool:
     known = all(each.is_cpu and each.dtype is torch.int64 and each.stride(-1) == 1 for each in (block.edge_index, block.indptr))
     if not known or (block.share is not None and not plain(block.share)):
         return True
+    edges = block.edge_index.size(1)
+    if len(block.indptr) != block.num_dst + 1 or block.indptr[-1] != edges or len(_share_of(block, edges)) != edges:
+        return True
+    if not _below(block.edge_index[0].numpy(), block.num_src):
+        return True
     return narrow_first(block, conv.in_channels, conv.out_channels) or has_hubs(block.indptr)
+
+
+def _share_of(block: Block, edges: int) -> Any:
+    return range(edges) if block.share is None else block.share
+
+
+@kernel
+def _below(index: NDArray[np.int64], size: int) -> bool:
+    """Whether all are row numbers of a matrix of so many rows."""
+    least, most = 0, -1
+    for i in range(len(index)):
+        least, most = min(least, index[i]), max(most, index[i])
+    return least >= 0 and most < size
+
+
+def _floats(*size: int) -> Tensor:
+    """Memory for float32 that kernels have the address of, whatever torch's defaults are."""
+    return torch.empty(size, dtype=torch.float32, device="cpu")
 
 
 def sage_stack(
@@ -212,10 +248,11 @@ def sage_stack(
         _rows_of(x if i == 0 else None, layer.conv, block) for i, (layer, block) in enumerate(zip(layers, blocks, strict=True))
     ]
     for each, p in zip(rows[:-1], ahead, strict=False):
-        each.cut = torch.empty(each.size if p or torch.is_grad_enabled() else 0, dtype=torch.bool)
+        each.cut = torch.empty(each.size if p or torch.is_grad_enabled() else 0, dtype=torch.bool, device="cpu")
         if p:
             key, nodes = next_draw(each.cut, "sources")
-            nodes = np.arange(each.size[0]) if nodes is None else np.ascontiguousarray(nodes)
+            nodes = np.arange(each.size[0]) if nodes is None else np.ascontiguousarray(nodes, np.int64)
+            assert len(nodes) == each.size[0], "every row has a position"
             each.dropping = Dropping(key, level_of(p), torch.from_numpy(nodes))
     weights = [weight for layer in layers for weight in _weights(layer.conv)]
     out: Tensor = _SageStack.apply(rows, x, *weights)  # type: ignore[no-untyped-call]
@@ -229,7 +266,7 @@ def _rows_of(x: Tensor | FirstLayerAggregates | None, conv: BlockSAGEConv, block
     value = block.share
     if value is None:
         value = made_once(block, ("mean", torch.float32), partial(mean_share, block, torch.float32))
-    neighbor, own = torch.empty(size[0], width), torch.empty(size[0], width)
+    neighbor, own = _floats(size[0], width), _floats(size[0], width)
     return SageRows(size, width, block, neighbor, own, value)
 
 
@@ -238,7 +275,7 @@ class _SageStack(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: list[SageRows], x: Tensor | FirstLayerAggregates, *weights: Tensor) -> Tensor:
-        out, hidden = torch.empty(rows[-1].size), _in_turn([each.size for each in rows[:-1]])
+        out, hidden = _floats(*rows[-1].size), _in_turn([each.size for each in rows[:-1]])
         share_all(_forward(rows, x, weights, [*hidden, out]))
         ctx.rows = [SageRows(each.size, each.width, each.block, *_UNSAVED, None, each.dropping) for each in rows]
         saved = [tensor for each in rows for tensor in (each.neighbor, each.own, each.value, each.cut)]
@@ -248,17 +285,23 @@ class _SageStack(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved, count = ctx.saved_tensors, 4 * len(ctx.rows)
-        weights = saved[count:]
-        for each, at in zip(ctx.rows, range(0, count, 4), strict=True):
-            each.neighbor, each.own, each.value, each.cut = saved[at : at + 4]
-        found = _gradients(ctx.rows, grad, weights)
-        for each in ctx.rows:  # freed with what autograd saved
-            each.neighbor, each.own, each.value, each.cut = *_UNSAVED, None
-        return None, None, *found
+        count = 4 * len(ctx.rows)
+        saved = [_as_saved(each) for each in ctx.saved_tensors]
+        rows = [
+            replace(each, neighbor=saved[at], own=saved[at + 1], value=saved[at + 2], cut=saved[at + 3])
+            for each, at in zip(ctx.rows, range(0, count, 4), strict=True)
+        ]
+        return None, None, *_gradients(rows, grad, saved[count:])
 
 
-_NONE = torch.empty(0)
+def _as_saved(tensor: Tensor | None) -> Any:
+    """What autograd gives back, as kernels need it: hooks of saved tensors may return it in another layout or type."""
+    if tensor is None or tensor.dtype is torch.bool:
+        return tensor if tensor is None else tensor.contiguous()
+    return tensor.to("cpu", torch.float32).contiguous()
+
+
+_NONE = torch.empty(0, dtype=torch.float32, device="cpu")
 _UNSAVED = (_NONE, _NONE, None)
 
 
@@ -309,7 +352,7 @@ def _forward(
 
 def _in_turn(sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
     """Matrices, of which only two that follow one another are in use at once."""
-    memory = [torch.empty(max((n * g for n, g in sizes[first::2]), default=0)) for first in (0, 1)]
+    memory = [_floats(max((n * g for n, g in sizes[first::2]), default=0)) for first in (0, 1)]
     return [memory[i % 2][: n * g].view(n, g) for i, (n, g) in enumerate(sizes)]
 
 
@@ -336,8 +379,8 @@ def _gradients(rows: list[SageRows], grad: Tensor, weights: Sequence[Tensor]) ->
     if rows[last].way_of_sums() is None or not plain(grad):
         found[last] = weight_gradients(grad, (rows[last].neighbor, rows[last].own))
     grads = [*_in_turn([below.size for below in rows[:-1]][::-1])[::-1], grad.contiguous()]
-    of_sums = torch.empty(max(each.numbers_of_sums() for each in rows))
-    to_neighbor = torch.empty(max((each.size[0] * each.width for each in rows[1:]), default=0))
+    of_sums = _floats(max(each.numbers_of_sums() for each in rows))
+    to_neighbor = _floats(max((each.size[0] * each.width for each in rows[1:]), default=0))
     phases = Phases()
     for i in range(last, -1, -1):
         first, second = list[Work](), list[Work]()
