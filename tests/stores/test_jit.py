@@ -404,3 +404,19 @@ def test_kernels_are_compiled_in_other_threads_too() -> None:
     thread.start()
     thread.join()
     assert results == [4]
+
+
+def test_a_handler_that_is_set_while_a_kernel_is_compiled_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    double, before = interrupting(0), signal.getsignal(signal.SIGINT)
+    load = KernelCache.load_overload
+
+    def ignoring(self: KernelCache, sig: Any, target_context: Any) -> Any:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return load(self, sig, target_context)
+
+    monkeypatch.setattr(Interrupting, "load_overload", ignoring)
+    try:
+        assert double(2) == 4
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -263,7 +263,49 @@ def parametrized(case: Case) -> None:
     nn.utils.parametrizations.weight_norm(case.model.layers[0].conv.lin_l)
 
 
+def with_an_index_too_large(case: Case) -> None:
+    """`bag_sum` says which."""
+    case.blocks[1].edge_index[0, 3] = case.blocks[1].num_src
+
+
+def with_a_negative_index(case: Case) -> None:
+    case.blocks[1].edge_index[0, 3] = -1
+
+
+def with_pointers_too_few(case: Case) -> None:
+    case.blocks[1] = case.blocks[1]._replace(indptr=case.blocks[1].indptr[:-1])
+
+
+def with_shares_too_few(case: Case) -> None:
+    case.blocks[1] = case.blocks[1]._replace(share=torch.ones(3))
+
+
+def of_widths_that_do_not_follow(case: Case) -> None:
+    case.model.layers[1].conv = BlockSAGEConv(HIDDEN // 2, CLASSES)
+
+
+def of_another_weight(case: Case) -> None:
+    case.model.layers[1].conv.lin_r.weight = nn.Parameter(torch.randn(CLASSES, HIDDEN // 2))
+
+
+def with_a_function_of_its_own(case: Case) -> None:
+    conv = case.model.layers[1].conv
+    conv.forward = lambda x, block: 2 * type(conv).forward(conv, x, block)
+
+
+def that_comes_twice(case: Case) -> None:
+    case.model.layers[1].conv.lin_r.weight = case.model.layers[1].conv.lin_l.weight
+
+
 OTHERWISE = [
+    with_an_index_too_large,
+    with_a_negative_index,
+    with_pointers_too_few,
+    with_shares_too_few,
+    of_widths_that_do_not_follow,
+    of_another_weight,
+    with_a_function_of_its_own,
+    that_comes_twice,
     with_hook,
     frozen,
     few_classes,
@@ -296,6 +338,51 @@ def test_sums_that_are_measured_and_autocast_run_layer_by_layer() -> None:
     assert not case.runs_as_one()
     hook.remove()
     assert case.runs_as_one()
+
+
+def test_an_index_that_is_too_large_is_refused() -> None:
+    case = Case(2)
+    with_an_index_too_large(case)
+    with pytest.raises(RuntimeError, match="valid range"):
+        case.run()
+
+
+def test_what_runs_layer_by_layer_is_computed() -> None:
+    case, again = Case(2), Case(2)
+    with_a_function_of_its_own(case)
+    assert torch.allclose(case.run()[0], 2 * again.run()[0])
+
+
+def test_torchs_default_type_changes_nothing() -> None:
+    case = Case(2, 0.3)
+    wanted, default = case.run(), torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert equal(case.run(), wanted)
+    finally:
+        torch.set_default_dtype(default)
+
+
+def test_saved_tensors_may_come_back_in_another_layout() -> None:
+    case = Case(2)
+    wanted = case.run()[1:]
+
+    def turned(tensor: Tensor) -> Tensor:
+        return tensor.t().contiguous().t() if tensor.dim() == 2 else tensor
+
+    case.model.zero_grad()
+    with torch.autograd.graph.saved_tensors_hooks(turned, lambda tensor: tensor):
+        out = run_model(case.model, case.x, case.blocks)
+    (out * case.factors).sum().backward()
+    assert equal([each.grad for each in case.model.parameters()], wanted)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32])
+def test_numbers_of_nodes_may_have_another_type(dtype: Any) -> None:
+    case = Case(2, 0.3)
+    wanted = case.run()
+    case.nodes["sources"] = case.nodes["sources"].astype(dtype)
+    assert equal(case.run(), wanted)
 
 
 def test_more_layers_run_one_by_one() -> None:
