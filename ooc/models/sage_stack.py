@@ -205,15 +205,13 @@ def _otherwise(block: Block, conv: BlockSAGEConv) -> bool:
     if not known or (block.share is not None and not plain(block.share)):
         return True
     edges = block.edge_index.size(1)
-    if len(block.indptr) != block.num_dst + 1 or block.indptr[-1] != edges or len(_share_of(block, edges)) != edges:
+    if len(block.indptr) != block.num_dst + 1 or block.indptr[-1] != edges:
+        return True
+    if block.share is not None and len(block.share) != edges:
         return True
     if not _below(block.edge_index[0].numpy(), block.num_src):
         return True
     return narrow_first(block, conv.in_channels, conv.out_channels) or has_hubs(block.indptr)
-
-
-def _share_of(block: Block, edges: int) -> Any:
-    return range(edges) if block.share is None else block.share
 
 
 @kernel
