@@ -28,8 +28,7 @@ LAYOUT_A, LAYOUT_B, M, N, K, A, LDA, B, LDB, C, LDC, ADD, BIAS = range(NUMBERS)
 """Numbers of a call: the arguments of `sgemm`, whose matrices are column-major, so that its columns are torch's rows. ADD:
 whether to add to what is there; BIAS: the address of the bias that every row starts from, 0 for none."""
 NO_PRODUCTS, BY_MKL, SUMS_BY_MKL, BLOCKS_BY_ONEDNN, SUMS_BY_ONEDNN = range(5)
-"""ways to multiply, see `ooc.runtime.shared_products.share`"""
-SUMS = (SUMS_BY_MKL, SUMS_BY_ONEDNN)
+"""ways to multiply, see `ooc.runtime.shared_products.share` and, of sums, `ooc.models.products.WeightGradients`"""
 ROW_MAJOR, COLUMN_MAJOR = ord("N"), ord("T")
 _sgemm = types.ExternalFunction("ooc_sgemm", types.void(*[types.intp] * 13))
 

@@ -9,22 +9,10 @@ from torch import Tensor, nn
 from ooc.runtime import onednn
 from ooc.runtime.onednn import ROWS as ROWS_OF_BLOCK
 from ooc.runtime.product_kernels import (
-    ADD,
-    BIAS,
     BLOCKS_BY_ONEDNN,
     BY_MKL,
     COLUMN_MAJOR,
-    LAYOUT_A,
-    LAYOUT_B,
-    LDB,
-    LDC,
     ROW_MAJOR,
-    SUMS,
-    SUMS_BY_MKL,
-    SUMS_BY_ONEDNN,
-    B,
-    K,
-    M,
     N,
     here,
 )
@@ -45,7 +33,7 @@ class SharedProduct(NamedTuple):
     bias: Tensor | None = None
     add: bool = False
 
-    def call(self, in_ranges: bool, way: int) -> Call | None:
+    def call(self, in_ranges: bool) -> Call | None:
         """The numbers of its call; None where torch has to multiply. in_ranges: whether rows are divided."""
         matrices = self.out, self.left, self.right
         if not all(map(_plain, matrices)) or not all(each.dim() == 2 for each in matrices):
@@ -53,7 +41,8 @@ class SharedProduct(NamedTuple):
         (rows, columns), inner = self.out.shape, self.left.size(1)
         if self.left.size(0) != rows or self.right.shape != (inner, columns) or 1 in (rows, columns):
             return None  # torch's product of one row or column has other bits
-        if not self._bias_fits(rows if way in SUMS else columns):
+        bias = self.bias
+        if bias is not None and not (_plain(bias) and bias.is_contiguous() and bias.shape == (columns,)):
             return None
         layouts = [_layout(each) for each in matrices]
         if None in layouts:
@@ -62,11 +51,7 @@ class SharedProduct(NamedTuple):
         if of_out != ROW_MAJOR or (in_ranges and of_left != ROW_MAJOR) or max(rows, columns, inner, lda, ldb, ldc) > _MOST:
             return None
         places = self.right.data_ptr(), lda, self.left.data_ptr(), ldb, self.out.data_ptr(), ldc
-        return [of_right, of_left, columns, rows, inner, *places, self.add, 0 if self.bias is None else self.bias.data_ptr()]
-
-    def _bias_fits(self, size: int) -> bool:
-        bias = self.bias
-        return bias is None or (_plain(bias) and bias.is_contiguous() and bias.shape == (size,))
+        return [of_right, of_left, columns, rows, inner, *places, self.add, 0 if bias is None else bias.data_ptr()]
 
 
 def _plain(x: Tensor) -> bool:
@@ -90,35 +75,14 @@ def _layout(matrix: Tensor) -> tuple[int, int] | None:
 def _calls(products: Sequence[SharedProduct], in_ranges: bool, way: int) -> list[Call] | None:
     """The calls of all products; None where torch has to make one of them."""
     try:
-        found = [each.call(in_ranges, way) for each in products]
+        found = [each.call(in_ranges) for each in products]
     except RuntimeError:  # tensors of torch.func have no address
         return None
     if None in found or (in_ranges and len({each.out.size(0) for each in products}) > 1):
         return None
     calls = [each for each in found if each is not None]
-    return calls if way == BY_MKL or _fits(calls, way) else None
-
-
-def _fits(calls: Sequence[Sequence[int]], way: int) -> bool:
-    """Whether oneDNN's blocks are whole, and sums have one left matrix by columns, right ones by rows, no gaps in `out`, and
-    nothing to add to but the first one's sums of columns."""
-    if way != SUMS_BY_MKL and not onednn.here():
-        return False
-    if way == BLOCKS_BY_ONEDNN:
-        return all(call[N] >= ROWS_OF_BLOCK for call in calls)
-    first = calls[0]
-    return (
-        first[K] >= (ROWS_OF_BLOCK if way == SUMS_BY_ONEDNN else 1)
-        and first[BIAS] != 0
-        and not any(call[BIAS] for call in calls[1:])
-        and all(
-            (call[LAYOUT_B], call[LAYOUT_A]) == (COLUMN_MAJOR, ROW_MAJOR)
-            and (call[B], call[LDB], call[N], call[K]) == (first[B], first[LDB], first[N], first[K])
-            and call[LDC] == call[M]
-            and not call[ADD]
-            for call in calls
-        )
-    )
+    whole_blocks = way == BY_MKL or (onednn.here() and all(call[N] >= ROWS_OF_BLOCK for call in calls))
+    return calls if whole_blocks else None
 
 
 def share(products: Sequence[SharedProduct], threads: int, ranges: int = 0, way: int = BY_MKL) -> bool:
@@ -131,11 +95,7 @@ def share(products: Sequence[SharedProduct], threads: int, ranges: int = 0, way:
         threads: This one and helpers.
         ranges: Even ranges of the rows of `out` and `left`, each of which is a piece: all products, in order. 0: each product
             is a piece.
-        way: `BY_MKL`; `BLOCKS_BY_ONEDNN`, whose ranges are blocks of `onednn.ROWS` rows, however many `ranges` says; or
-            `SUMS_BY_MKL` and `SUMS_BY_ONEDNN`: `out` is the first of so many sums, one behind another in memory, which together
-            are the product.
-            Each is of a range of left's columns, which all products have. The first product's `bias` is the first of so many
-            sums of these columns, which are set too; behind them is as much memory again, to work in.
+        way: `BY_MKL`, or `BLOCKS_BY_ONEDNN`, whose ranges are blocks of `onednn.ROWS` rows, however many `ranges` says.
 
     Returns:
         Whether they were made. False, and nothing is done, where kernels cannot make one of them: not `here`, or matrices that
@@ -147,14 +107,13 @@ def share(products: Sequence[SharedProduct], threads: int, ranges: int = 0, way:
     >>> share([SharedProduct(out, rows, weight.t())], threads=2, ranges=4)
     True
     """
-    calls = _calls(products, ranges > 0 and way not in SUMS, way) if here() else None
+    calls = _calls(products, ranges > 0, way) if here() else None
     if calls is None:
         return False
     rows = products[0].out.size(0)
     if way == BLOCKS_BY_ONEDNN:
         ranges = -(-rows // ROWS_OF_BLOCK)
     work = Work(ranges or len(calls), {RANGES: ranges, ROWS: rows, WAY: way}, calls)
-    if not share_work([[work]], threads):
-        raise MemoryError("oneDNN has no memory left to multiply")
+    share_work([[work]], threads)
     torch.autograd.graph.increment_version([each.out for each in products if not each.out.is_inference()])
     return True

@@ -285,7 +285,7 @@ def _forget_helpers() -> None:
 os.register_at_fork(after_in_child=_forget_helpers)
 
 
-def share_work(phases: Sequence[Sequence[Work]], threads: int) -> bool:
+def share_work(phases: Sequence[Sequence[Work]], threads: int) -> None:
     """Do works in several threads, this one among them; in this one alone where another thread has the helpers.
 
     Args:
@@ -293,15 +293,17 @@ def share_work(phases: Sequence[Sequence[Work]], threads: int) -> bool:
             where another one does.
         threads: This one and helpers.
 
-    Returns:
-        Whether every piece could be done.
+    Raises:
+        MemoryError: If oneDNN cannot multiply for want of memory.
 
     >>> share_work([[Work(4, {RANGES: 4, ROWS: 2000, WAY: BY_MKL}, calls)]], threads=2)
-    True
     """
     tables = _tables(phases)
     helpers, done = min(threads, max(count for _, count in tables[3].tolist())) - 1, None
     with single_threaded():
         if helpers > 0:
             done = _helpers.share(tables, helpers)
-        return _do_alone(*tables[:3]) if done is None else done
+        if done is None:
+            done = _do_alone(*tables[:3])
+    if not done:
+        raise MemoryError("oneDNN has no memory left to multiply")

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from ooc.models import products
 from ooc.models.memory_efficient import sum_of_products
-from ooc.models.products import multiply, weight_gradients
+from ooc.models.products import WeightGradients, multiply, numbers_of_sums, weight_gradients
 from ooc.runtime import onednn
-from ooc.runtime.product_kernels import BLOCKS_BY_ONEDNN, BY_MKL, SUMS_BY_ONEDNN, here
+from ooc.runtime.product_kernels import BLOCKS_BY_ONEDNN, BY_MKL, SUMS_BY_MKL, SUMS_BY_ONEDNN, here
 from ooc.runtime.restoring import settings_restored
 from ooc.runtime.row_kernels import WAY
 from ooc.runtime.shared_products import share
@@ -33,9 +33,9 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
             used.append(options.get("way", BY_MKL))
         return done
 
-    def noted_work(phases: Any, threads: int) -> bool:
+    def noted_work(phases: Any, threads: int) -> None:
         used.append(phases[0][0].numbers[WAY])
-        return share_work(phases, threads)
+        share_work(phases, threads)
 
     monkeypatch.setattr(products, "share", noted)
     monkeypatch.setattr(products, "share_work", noted_work)
@@ -168,6 +168,28 @@ def test_products_by_onednn_are_those_of_float64_and_of_any_number_of_threads(wa
     ]  # fmt: skip
     for own, exact in zip(found[0], wanted, strict=True):
         assert torch.allclose(own.double(), exact, atol=1e-5 * size**0.5)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.skipif(not here(), reason="torch is built without MKL")
+@pytest.mark.parametrize("way", [SUMS_BY_MKL, pytest.param(SUMS_BY_ONEDNN, marks=needs_onednn)])
+@pytest.mark.parametrize(("size", "ranges"), [(512, 1), (513, 1), (1500, 2), (1500, 3), (1500, 7), (5000, 4)])
+def test_gradients_of_weights_in_ranges_are_the_product(
+    way: int, size: int, ranges: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in more ranges than blocks, of which some are of no row."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(products, "_ranges_of_sums", lambda *given: ranges)
+    grad, x, y = torch.randn(size, 20), torch.randn(size, 12), torch.randn(size, 9)
+    found = []
+    for threads in (1, 2, 4):
+        memory = torch.full((numbers_of_sums(size, 20, [12, 9], way),), torch.nan)
+        made = WeightGradients.of(grad, [x, y], way, memory)
+        share_work(made.works, threads)
+        found.append(made.found)
+    wide = grad.double()
+    for own, exact in zip(found[0], (wide.t() @ x.double(), wide.t() @ y.double(), wide.sum(0)), strict=True):
+        assert torch.allclose(own.double(), exact, atol=1e-3)
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ooc.runtime import onednn, shared_products, shared_work
 from ooc.runtime.crew import single_threaded
-from ooc.runtime.product_kernels import BLOCKS_BY_ONEDNN, BY_MKL, SUMS_BY_MKL, SUMS_BY_ONEDNN
+from ooc.runtime.product_kernels import BLOCKS_BY_ONEDNN, BY_MKL
 from ooc.runtime.row_kernels import RANGES, ROWS, WAY
 from ooc.runtime.shared_products import SharedProduct, share
+from tests.waiting import in_threads
 
 pytestmark = pytest.mark.skipif(not shared_products.here(), reason="torch is built without MKL")
 
@@ -195,63 +196,25 @@ def test_blocks_by_onednn_are_the_product(lies: str, size: int) -> None:
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
-@pytest.mark.parametrize("way", [SUMS_BY_MKL, pytest.param(SUMS_BY_ONEDNN, marks=needs_onednn)])
-@pytest.mark.parametrize("lies", ["rows", "part"])
-@pytest.mark.parametrize(("size", "ranges"), [(512, 1), (513, 1), (1500, 2), (1500, 3), (1500, 7), (5000, 4)])
-def test_sums_of_ranges_are_the_product_when_added(way: int, lies: str, size: int, ranges: int) -> None:
-    """Also of more ranges than blocks, of which some are of no column."""
-    torch.manual_seed(0)
-    grad, x, y = numbers(size, 20, lies), numbers(size, 12, lies), numbers(size, 9, lies)
-    found = []
-    for threads in (1, 2, 4):
-        sums = [torch.full((ranges, *shape), torch.nan) for shape in ((20, 12), (20, 9))]
-        sums.append(torch.full((2 * ranges, 20), torch.nan))
-        products = [SharedProduct(sums[0][0], grad.t(), x, sums[2][0]), SharedProduct(sums[1][0], grad.t(), y)]
-        assert share(products, threads, ranges, way=way)
-        found.append([each[:ranges].sum(0) for each in sums])
-    wide = grad.double()
-    for own, exact in zip(found[0], (wide.t() @ x.double(), wide.t() @ y.double(), wide.sum(0)), strict=True):
-        assert torch.allclose(own.double(), exact, atol=1e-3)
-    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
-
-
-def wrong_for_onednn() -> dict[str, tuple[int, list[SharedProduct]]]:
-    """Products that are not made so, and the way."""
-    grad, x, out, bias = torch.randn(600, 8), torch.randn(600, 4), torch.empty(8, 4), torch.empty(8)
-    good = SharedProduct(out, grad.t(), x, bias)
+def wrong_for_onednn() -> dict[str, SharedProduct]:
+    """Products that are not made in blocks."""
+    right = torch.randn(4, 8)
     return {
-        "few rows": (BLOCKS_BY_ONEDNN, [SharedProduct(torch.empty(511, 8), torch.randn(511, 4), torch.randn(4, 8))]),
-        "left by columns": (BLOCKS_BY_ONEDNN, [SharedProduct(torch.empty(600, 8), torch.randn(4, 600).t(), torch.randn(4, 8))]),
-        "few terms": (SUMS_BY_ONEDNN, [SharedProduct(out, grad[:511].t(), x[:511], torch.empty(2, 8)[0])]),
-        "left by rows": (SUMS_BY_ONEDNN, [SharedProduct(out, torch.randn(8, 600), x, bias)]),
-        "right by columns": (SUMS_BY_ONEDNN, [SharedProduct(out, grad.t(), torch.randn(4, 600).t(), bias)]),
-        "another left": (SUMS_BY_ONEDNN, [good, SharedProduct(out.clone(), torch.randn(600, 8).t(), x)]),
-        "no sums of columns": (SUMS_BY_ONEDNN, [SharedProduct(out, grad.t(), x)]),
-        "sums of another length": (SUMS_BY_ONEDNN, [SharedProduct(out, grad.t(), x, torch.empty(4))]),
-        "something to add to": (SUMS_BY_ONEDNN, [good._replace(add=True)]),
-        "sums of columns of a second": (SUMS_BY_ONEDNN, [good, SharedProduct(out.clone(), grad.t(), x, torch.empty(8))]),
-        "gaps between sums": (SUMS_BY_ONEDNN, [SharedProduct(torch.empty(8, 5)[:, :4], grad.t(), x, bias)]),
+        "few rows": SharedProduct(torch.empty(511, 8), torch.randn(511, 4), right),
+        "left by columns": SharedProduct(torch.empty(600, 8), torch.randn(4, 600).t(), right),
     }
-
-
-@pytest.mark.parametrize("name", [name for name, (way, _) in wrong_for_onednn().items() if way == SUMS_BY_ONEDNN])
-def test_sums_that_mkl_does_not_make_are_left_to_torch(name: str) -> None:
-    """What oneDNN refuses, MKL refuses too, except few terms."""
-    _, products = wrong_for_onednn()[name]
-    assert share(products, threads=2, ranges=1, way=SUMS_BY_MKL) == (name == "few terms")
 
 
 @needs_onednn
 @pytest.mark.parametrize("name", wrong_for_onednn())
 def test_what_onednn_is_not_given_is_left_to_torch(name: str) -> None:
-    way, products = wrong_for_onednn()[name]
-    assert not share(products, threads=2, ranges=1, way=way)
+    assert not share([wrong_for_onednn()[name]], threads=2, ranges=1, way=BLOCKS_BY_ONEDNN)
 
 
 WITHOUT_MEMORY = """
 import resource, sys, time
 import torch
-from ooc.runtime.product_kernels import BLOCKS_BY_ONEDNN, SUMS_BY_ONEDNN
+from ooc.runtime.product_kernels import BLOCKS_BY_ONEDNN
 from ooc.runtime.shared_products import SharedProduct, share
 wide, threads = 2**17, int(sys.argv[1])
 left, right, out = torch.ones(600, 2), torch.ones(2, wide), torch.zeros(600, wide)
@@ -334,12 +297,7 @@ def test_several_callers_at_once_have_their_own_products(switching: None) -> Non
             if not torch.equal(out, wanted[number]):
                 wrong.append(number)
 
-    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
-    assert not any(each.is_alive() for each in threads)
+    in_threads(4, run)
     assert not wrong
 
 

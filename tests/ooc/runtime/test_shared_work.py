@@ -1,6 +1,5 @@
 """Phases of works that threads share: each begins when the one before is done, whoever does its pieces."""
 
-import threading
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from ooc.runtime import shared_work
 from ooc.runtime.product_kernels import BY_MKL, here
 from ooc.runtime.shared_products import SharedProduct, _calls
 from ooc.runtime.shared_work import Work, share_work
+from tests.waiting import in_threads
 
 pytestmark = pytest.mark.skipif(not here(), reason="torch is built without MKL")
 ROWS, WIDTH = 600, 24
@@ -43,8 +43,8 @@ class Chain:
         wanted = [self.matrices[0]]
         for _ in self.turned:
             wanted.append(wanted[-1].flip(0) @ self.weight)
-        done = share_work(self.phases, threads)
-        return done and all(torch.allclose(own, each, atol=1e-5) for own, each in zip(self.matrices, wanted, strict=True))
+        share_work(self.phases, threads)
+        return all(torch.allclose(own, each, atol=1e-5) for own, each in zip(self.matrices, wanted, strict=True))
 
 
 @pytest.fixture(params=[0, 300, 20_000])
@@ -70,18 +70,13 @@ def test_callers_at_once_have_their_own_phases(looks: int) -> None:
         chain = Chain(20)
         wrong.extend(number for _ in range(50) if not chain.is_made(3))
 
-    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(3)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
-    assert not any(each.is_alive() for each in threads)
+    in_threads(3, run)
     assert not wrong
 
 
 def after(what: int, **places: int) -> None:
     numbers = {row.RANGES: 3, row.ROWS: ROWS, row.AFTER: what, row.OUT_WIDTH: WIDTH}
-    assert share_work([[Work(3, numbers | {getattr(row, name): value for name, value in places.items()})]], 2)
+    share_work([[Work(3, numbers | {getattr(row, name): value for name, value in places.items()})]], 2)
 
 
 def test_what_is_done_behind_products() -> None:
@@ -102,7 +97,7 @@ def test_what_is_done_behind_products() -> None:
 def test_sums_are_added_up_in_order() -> None:
     sums, out = torch.randn(5, 70), torch.empty(70)
     numbers = {row.RANGES: 1, row.ROWS: 5, row.AFTER: row.ADD_UP, row.OUT_WIDTH: 70}
-    assert share_work([[Work(1, numbers | {row.GIVEN: sums.data_ptr(), row.OUT: out.data_ptr()})]], 2)
+    share_work([[Work(1, numbers | {row.GIVEN: sums.data_ptr(), row.OUT: out.data_ptr()})]], 2)
     wanted = sums[0].clone()
     for each in sums[1:]:
         wanted += each

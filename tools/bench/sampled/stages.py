@@ -34,7 +34,7 @@ from ooc.models.user_models import forward_batch
 from ooc.runtime import shared_products
 from ooc.runtime.keyed_random import Cursor
 from ooc.runtime.memory import Blocks, keep_large_blocks
-from ooc.runtime.product_kernels import BIAS, LDA, LDB, LDC, SUMS, A, B, C, K, M, N
+from ooc.runtime.product_kernels import BIAS, LDA, LDB, LDC, SUMS_BY_MKL, SUMS_BY_ONEDNN, A, B, C, K, M, N
 from ooc.runtime.row_kernels import RANGES, ROWS, WAY
 from ooc.runtime.shared_work import Work, number_of, share_work
 from ooc.stores.jit import kernel
@@ -117,9 +117,9 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
             each.stop()
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
-    def _share_work(self, phases: Sequence[Sequence[Work]], threads: int) -> bool:
+    def _share_work(self, phases: Sequence[Sequence[Work]], threads: int) -> None:
         bare = [[BareWork.of(work) for work in phase if work.calls] for phase in phases]
-        return bool(self._timed(partial(share_work, phases, threads), partial(_share_bare, [each for each in bare if each])))
+        self._timed(partial(share_work, phases, threads), partial(_share_bare, [each for each in bare if each]))
 
     def _timed(self, call: Callable[[], Any], again: Product) -> Any:
         begin = time.thread_time()
@@ -138,7 +138,7 @@ class BareWork(NamedTuple):
     @classmethod
     def of(cls, work: Work) -> Self:
         numbers = {at: value for at, value in work.numbers.items() if at in (RANGES, ROWS, WAY)}
-        sums = work.pieces if numbers[WAY] in SUMS else 1
+        sums = work.pieces if numbers[WAY] in (SUMS_BY_MKL, SUMS_BY_ONEDNN) else 1
         sizes, given = dict[int, int](), [[*map(number_of, call)] for call in work.calls]
         for call in given:
             right, left = max(call[K], call[M]) * call[LDA], max(call[N], call[K]) * call[LDB]
