@@ -6,13 +6,23 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import traceback
+from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
-PRELOADED = ["ooc.cli.main", "ooc.training.loop", "ooc.training.open_run", "ooc.training.infer", "ooc.stores.ingest", "zarr"]
+PRELOADED = [
+    "ooc.cli.main",
+    "ooc.training.loop",
+    "ooc.training.open_run",
+    "ooc.training.infer",
+    "ooc.stores.ingest",
+    "zarr",
+    "tests.warm",
+]
 FORKED = "forkserver"
 """method that starts such a process, of `multiprocessing`"""
 _context: ForkServerContext = multiprocessing.get_context(FORKED)
@@ -84,6 +94,21 @@ class Python:
                 output.seek(0)
                 texts.append(output.read())
         return subprocess.CompletedProcess(self._words, self.process.exitcode or 0, *texts)
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Do the work in a fork of this process: its exit code."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def python(*words: str | Path) -> subprocess.CompletedProcess[str]:

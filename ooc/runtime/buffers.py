@@ -23,6 +23,7 @@ from ooc.stores.sizes import format_bytes
 LEAST_BYTES = 2**20
 """smaller arrays are left to the allocator, which caches them itself"""
 PAGE_BYTES = 4096
+_WIPE_ON_FORK = 18  # MADV_WIPEONFORK, since Linux 4.14
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every CUDA context
 _MORE, _PINNED_MORE = 8, 3
 """A buffer is larger by such a share than what it is made for, as batches differ in size: page-locking a larger one stops all
@@ -39,7 +40,7 @@ class Buffers:
     Pipelines reserve a batch's bytes in step order before requesting its memory, so the oldest batches get the leases. At most
     `kept` idle buffers are kept for reuse, none larger than `most_kept`. Arrays smaller than `least_bytes`, or beyond
     `max_bytes` of all buffers in use and idle, use ordinary memory without waiting, since users may keep any number of batches.
-    `direct` buffers are for O_DIRECT reads and are not inherited by forks (see open(2)); `pinned` are page-locked for CUDA.
+    `direct` buffers are for O_DIRECT reads, and are zeros in a forked process (see open(2)); `pinned` are page-locked for CUDA.
     """
 
     def __init__(
@@ -141,9 +142,13 @@ def _aligned(nbytes: int, pinned: bool) -> NDArray[np.uint8]:
 
 
 def _unforked(nbytes: int) -> NDArray[np.uint8]:
-    """Return page-aligned uint8[nbytes] that forked processes do not inherit."""
+    """Return page-aligned uint8[nbytes] whose pages a fork does not copy: a forked process has zeros there.
+
+    Addresses stay taken in it. With MADV_DONTFORK they would be those of other memory soon, and a garbage collection that ends
+    the array there would unmap that.
+    """
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_DONTFORK)
+    pages.madvise(_WIPE_ON_FORK)
     with suppress(OSError):  # a kernel without huge pages
         pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)

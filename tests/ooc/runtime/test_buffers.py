@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.runtime.buffers import LEAST_BYTES, PAGE_BYTES, Buffers, own_pages
+from tests.forked import in_child
 from tests.waiting import in_threads
 
 F32 = np.dtype(np.float32)
@@ -163,16 +164,35 @@ def test_memory_for_direct_reads_is_page_aligned_and_stays_out_of_forked_process
     array = buffers.empty((300, 7), F32)
     array[:] = 1
     assert address(array) % PAGE_BYTES == 0
-    assert "dc" in flags_of(address(array))
-    assert "dc" not in flags_of(address(Buffers(kept=1).empty((ROWS, 16), F32)))
+    assert "wf" in flags_of(address(array))
+    assert "wf" not in flags_of(address(Buffers(kept=1).empty((ROWS, 16), F32)))
     first = address(array)
     del array
     gc.collect()
     assert address(buffers.empty((200, 7), F32)) == first
 
 
+def test_memory_for_direct_reads_that_ends_in_a_forked_process_takes_none_of_its_own_with_it():
+    """Of a process that no longer had these addresses, they were soon those of other memory, which was unmapped."""
+    arrays = [Buffers(kept=0, direct=True, least_bytes=1).empty((ROWS, 64), F32) for _ in range(20)]
+    for array in arrays:
+        array[:] = 1
+
+    def work():
+        assert not any(array.any() for array in arrays)
+        own = [own_pages(ROWS * 64, F32) for _ in range(100)]
+        for array in own:
+            array[:] = 2
+        arrays.clear()
+        gc.collect()
+        assert all((array == 2).all() for array in own)
+
+    assert in_child(work) == 0
+    assert all((array == 1).all() for array in arrays)
+
+
 def flags_of(memory):
-    """VmFlags of the mapping that holds an address; "dc" says that a fork does not copy it."""
+    """VmFlags of the mapping that holds an address; "wf" says that a fork has zeros in its place."""
     within = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, _, rest = line.partition(" ")

@@ -1,6 +1,5 @@
 """Pieces in several threads: all of them once, failures raised, modes and thread counts as they were."""
 
-import os
 import threading
 from contextlib import nullcontext
 from functools import partial
@@ -11,6 +10,7 @@ import torch
 
 from ooc.runtime.crew import FEW, _Crew, few, in_pieces, knows_threads, single_threaded, threads_kept, with_few
 from ooc.runtime.restoring import settings_restored
+from tests.forked import in_child
 
 
 def test_every_piece_is_done_once_by_several_threads() -> None:
@@ -79,12 +79,13 @@ def test_pieces_run_in_one_thread_each_and_the_caller_keeps_its_own() -> None:
 
 def test_a_forked_process_has_a_crew_of_its_own() -> None:
     in_pieces([int] * 4, threads=2)
-    child = os.fork()
-    if child == 0:
+
+    def work() -> None:
         done: list[int] = []
         in_pieces([partial(done.append, 1)] * 4, threads=2)
-        os._exit(0 if len(done) == 4 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert len(done) == 4
+
+    assert in_child(work) == 0
 
 
 @pytest.mark.parametrize(("numbers", "threads"), [(FEW, 1), (FEW + 1, 3)])

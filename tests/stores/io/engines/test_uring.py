@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from ooc.stores.io.engines.uring import Job, UringEngine, reap
 from ooc.stores.io.read_plan import plan_reads
 from ooc.stores.io.segments import Segments
 from ooc.stores.io.threads import SharedPool
+from tests.forked import in_child
 
 PAGE = 4096
 PAGES = 300
@@ -340,19 +341,6 @@ def test_where_a_sandbox_forbids_io_uring_pread_reads_and_says_why(segments: Seg
     assert done.stdout.splitlines() == [f"pread (auto; {reason})|{rows}", f"pread ({reason})|{rows}"]
 
 
-def in_child(work: Callable[[], None]) -> None:
-    """Do the work in a forked process; its failure is one here."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("name", ["uring", "pread", "mmap"])
 def test_a_forked_process_opens_its_own(segments: Segments, name: str) -> None:
@@ -368,7 +356,7 @@ def test_a_forked_process_opens_its_own(segments: Segments, name: str) -> None:
         own.close()
         engine.close()
 
-    in_child(work)
+    assert in_child(work) == 0
     np.testing.assert_array_equal(gather(engine, ids, PAGE), rows(ids, PAGE))
     engine.close()
 
