@@ -6,6 +6,7 @@ does is marked `slow`.
 """
 
 import os
+import random
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ from hypothesis import settings
 
 T = TypeVar("T")
 QUICK = os.environ.get("OOC_TESTS") == "quick"
+KILLS = int(os.environ.get("OOC_TEST_KILLS", "8"))
+"""of each command, at its calls; a thousand kill it at all of them"""
 EXAMPLES = 4
 """of a law that hypothesis tries, where it is quick"""
 
@@ -32,6 +35,12 @@ def some(values: Iterable[T], most: int) -> list[T]:
     if not QUICK or len(values) <= most:
         return values
     return [values[round(k * (len(values) - 1) / max(1, most - 1))] for k in range(most)]
+
+
+def some_calls(count: int) -> range:
+    """At which of so many calls a command is killed: `KILLS` of them, evenly between, from a random one on."""
+    every = max(1, -(-count // KILLS))
+    return range(random.SystemRandom().randrange(every), count, every)
 
 
 def take_fewer_examples(test: Any) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests import scale
 from tests.forked import python
-from tests.scale import combinations, few, some, take_fewer_examples
+from tests.scale import KILLS, combinations, few, some, some_calls, take_fewer_examples
 
 CASES = """
 import pytest
@@ -26,6 +26,18 @@ def test_dear(a): pass
 
 def test_none(): pass
 """
+
+
+@given(st.integers(0, 60))
+@settings(deadline=None)
+def test_kills_are_spread_evenly_and_come_to_every_call(count: int) -> None:
+    found = set[int]()
+    for _ in range(400):
+        calls = some_calls(count)
+        assert len(calls) <= KILLS
+        assert all(0 <= each < count for each in calls)
+        found |= {*calls}
+    assert len(found) == count
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))

@@ -56,7 +56,7 @@ def test_nothing_appended_is_lost_and_nothing_is_there_by_half(quick_path: Path)
 
 @pytest.mark.slow
 def test_what_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    places = killed("kills.runs", tmp_path / "kills")
+    places = killed("kills.runs", tmp_path / "kills", "--nodes", "2500")
     assert places.keys() == PLACES
     assert all(place["runs"] > 0 for place in places.values())
     assert sum(place["checked"] for place in places.values()) > 0
@@ -171,7 +171,7 @@ def test_ctrl_c_ends_the_counting_of_subgraphs(make_store: MakeStore, tmp_path: 
 def test_verbs_killed_at_system_calls_and_moments_are_completed_by_the_same_call(quick_path: Path) -> None:
     """A thousand kills of all verbs take about an hour; these are some."""
     places = ["ingest parquet", "append", "compact", "infer", "sampled", "events tgn", "types on disk"]
-    flags = "--kills", "28", "--seed", SEED, "--places", *places
+    flags = "--kills", "14", "--seed", SEED, "--places", *places
     words = [sys.executable, "-m", "tools.bench.kills.verbs", str(quick_path / "kills"), *flags]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

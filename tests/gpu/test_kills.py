@@ -64,7 +64,7 @@ def model_of(out: Path) -> list[Tensor]:
 
 @pytest.mark.parametrize("pretended", [True, pytest.param(False, marks=ON_CUDA)], ids=["pretended", "cuda"])
 @pytest.mark.parametrize("mode", ["full", pytest.param("sampled", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("model", ["sage", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gcn", "gin"))])
+@pytest.mark.parametrize("model", ["sage", pytest.param("gcn", marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_goes_on_to_the_same_bits(
     make_store: MakeStore, tmp_path: Path, model: str, mode: str, pretended: bool
 ) -> None:
@@ -72,7 +72,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(
     given: dict[str, Any] = {"store": str(store), "model": model, "mode": mode, "device": "cuda", "hidden": 8, "seed": 5}
     given |= {"threads": 1, "dropout": 0.3, "checkpoint_every": 2, "plan": False}
     if mode == "sampled":
-        given |= {"fanout": [3, 3], "batch_size": 40, "epochs": 3}
+        given |= {"fanout": [3, 3], "batch_size": 45, "epochs": 3}
     else:
         given |= {"layers": 2, "epochs": STEPS}
     assert run({**given, "out": str(tmp_path / "whole")}, pretended) == 0

@@ -35,7 +35,7 @@ from tests.ooc.training.test_graph_runs import labelled
 from tests.ooc.training.test_hetero_runs import graph_of, write
 from tests.pretended_cuda import OPERATION, PAGEABLE, REGISTERED, SYNC, PretendedDevice, pretended_cuda
 
-NODES = 600
+NODES = 300
 OFF: dict[str, Any] = {"dropout": 0.0, "plan": False, "checkpoint_every": 10**6}
 """set where the mode has it; a checkpoint waits for losses, and by default one is due every few seconds"""
 HOPS: dict[str, Any] = {"fanout": [3, 3], "batch_size": 64}
@@ -67,7 +67,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "layer by layer": {**HOPS, "evaluate": "layerwise"},
     "sgd, clipped": {**HOPS, "optimizer": "sgd", "grad_clip": 1.0, "accumulate": 2},
     "cluster": {"mode": "cluster", "layers": 2, **PARTS},
-    "saint": {"mode": "saint", "layers": 2, "roots": 60, "saint_coverage": 5.0},
+    "saint": {"mode": "saint", "layers": 2, "roots": 30, "saint_coverage": 5.0},
     "history": {"mode": "history", "layers": 3, **PARTS},
     "history, refreshed": {"mode": "history", "layers": 3, "refresh": 1, **PARTS},
     "full": {"mode": "full", "layers": 2, "epochs": 4},
@@ -107,7 +107,7 @@ def node_store(path: Path, task: str = "multiclass") -> Path:
     src, dst = random_edges(NODES, 5000)
     y = rng.integers(0, classes, NODES) if task != "multilabel" else (rng.random((NODES, classes)) < 0.3).astype(np.float32)
     order = rng.permutation(NODES)
-    splits = {"train": order[:360], "val": order[360:480], "test": order[480:]}
+    splits = {"train": order[:180], "val": order[180:240], "test": order[240:]}
     x, weight = rng.standard_normal((NODES, 24), dtype=np.float32), rng.random(5000, np.float32) + 0.1
     graph = Graph.from_edges(src, dst, NODES, weight=weight)
     return write_store(path, graph, x=x, y=y, task=task, num_classes=classes, splits=splits)
@@ -279,7 +279,7 @@ def test_runs_on_a_gpu_too_small_for_the_edges_have_the_same_bits(
     given["checkpoint_every"] = OFF["checkpoint_every"]
     losses = []
     with pretended_cuda() as device:
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (50_000, 10**10))
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (25_000, 10**10))
         for name in ("cpu", "auto"):
             counted, watcher, out = Counted(device), Noted(), tmp_path / name
             with counted.counting():

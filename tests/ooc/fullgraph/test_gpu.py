@@ -60,8 +60,10 @@ def in_ram(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("name", ["sage", "gat", *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
+@pytest.mark.parametrize(
+    ("name", "dropout"),
+    [*itertools.product(("sage", "gat"), (0.0, 0.3)), *(pytest.param(name, 0.0, marks=pytest.mark.slow) for name in MORE)],
+)
 def test_gradients_do_not_depend_on_where_values_are_kept(
     make_store: MakeStore,
     tmp_path: Path,

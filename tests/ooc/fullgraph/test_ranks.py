@@ -83,4 +83,4 @@ def test_ranks_equal_one_process(make_store: MakeStore, tmp_path: Path, world_si
     for name in NAMES:
         for number, settings in enumerate(SETTINGS[: 2 if name in ("appnp", "sgc") else None]):
             cases.append((weighted if number == 1 else plain, name, settings, WHERE[len(cases) % len(WHERE)]))
-    equal_one_process(cases, world_size, tmp_path)
+    equal_one_process(cases if world_size == 2 else cases[::4], world_size, tmp_path)

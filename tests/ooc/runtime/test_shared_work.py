@@ -1,6 +1,5 @@
 """Phases of works that threads share: each begins when the one before is done, whoever does its pieces."""
 
-
 import numpy as np
 import pytest
 import torch

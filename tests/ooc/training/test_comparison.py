@@ -6,7 +6,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,29 @@ from ooc.training import comparison
 from ooc.training.checkpoint import write_json
 from ooc.training.comparison import Trial
 from tests.conftest import MakeStore
+from tests.forked import Python
 from tests.ooc.runs import SMALL
+
+
+class Forked(Python):
+    """`subprocess.Popen` of a Python program, forked from a process that has imported it."""
+
+    def __init__(self, words: list[str], env: dict[str, str], stdout: int, stderr: IO[str]) -> None:
+        super().__init__(*words[1:], into=stderr.fileno(), env=env)
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def terminate(self) -> None:
+        self.process.terminate()
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Techniques train in processes that begin at once."""
+    monkeypatch.setattr(comparison, "subprocess", SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL))
+
 
 TRIALS = [
     Trial("plain", "the settings as given", 3, "accuracy", 0.8, 0.01, 500_000_000, 90_000_000, 0, 1.5, 2_000_000),
@@ -31,7 +54,7 @@ TRIALS = [
 
 
 @pytest.mark.slow
-def test_each_technique_trains_once_and_equals_its_own_run(make_store: MakeStore, tmp_path: Path) -> None:
+def test_each_technique_trains_once_and_equals_its_own_run(make_store: MakeStore, tmp_path: Path, forked: None) -> None:
     settings = {**SMALL, "store": make_store(), "out": tmp_path / "all", "epochs": 2}
     seen: dict[str, list[int]] = {}
     trials = ooc.compare(
@@ -57,7 +80,7 @@ def test_each_technique_trains_once_and_equals_its_own_run(make_store: MakeStore
 
 
 @pytest.mark.slow
-def test_runs_that_chose_settings_are_kept_too(make_store: MakeStore, tmp_path: Path) -> None:
+def test_runs_that_chose_settings_are_kept_too(make_store: MakeStore, tmp_path: Path, forked: None) -> None:
     settings = {**SMALL, "store": make_store(), "out": tmp_path / "all", "epochs": 1, "techniques": "cluster"}
     trials, summary = ooc.compare(**settings), tmp_path / "all" / "cluster" / "summary.json"
     assert json.loads(summary.read_text())["config"]["evaluate"] != "auto"
@@ -67,7 +90,7 @@ def test_runs_that_chose_settings_are_kept_too(make_store: MakeStore, tmp_path: 
 
 
 @pytest.mark.slow
-def test_runs_on_other_data_are_trained_again(make_store: MakeStore, tmp_path: Path) -> None:
+def test_runs_on_other_data_are_trained_again(make_store: MakeStore, tmp_path: Path, forked: None) -> None:
     store, summary = make_store(), tmp_path / "all" / "plain" / "summary.json"
     settings = {**SMALL, "store": store, "out": tmp_path / "all", "epochs": 1, "techniques": "plain"}
     ooc.compare(**settings)
@@ -81,7 +104,9 @@ def test_runs_on_other_data_are_trained_again(make_store: MakeStore, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_technique_that_does_not_fit_says_why_and_the_others_go_on(make_store: MakeStore, tmp_path: Path) -> None:
+def test_a_technique_that_does_not_fit_says_why_and_the_others_go_on(
+    make_store: MakeStore, tmp_path: Path, forked: None
+) -> None:
     settings = {**SMALL, "store": make_store(), "out": tmp_path / "all", "epochs": 1, "replace": True}
     plain, labor, bf16 = ooc.compare(techniques=["labor", "bf16"], seeds=2, **settings)
     assert plain.refused is None is bf16.refused

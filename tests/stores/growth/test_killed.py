@@ -12,6 +12,7 @@ from ooc.stores.growth.append import append
 from ooc.stores.growth.compact import compact
 from ooc.stores.info import describe
 from ooc.stores.integrity import verify
+from tests.scale import some_calls
 from tests.stores.growth.test_rules import E, more, store
 from tools.bench.lib.killed_syscall import run_until
 
@@ -21,8 +22,8 @@ def leftovers(path: Path) -> list[str]:
     return [each.name for each in path.rglob("*") if each.suffix in (".partial", ".removed", ".tmp")]
 
 
-def kill_everywhere(path: Path, run: Callable[[], object], check: Callable[[Path], None], every: int = 1) -> None:
-    """Kill `run` on copies of a store at its calls (each `every`-th), and `check` what is there."""
+def kill_everywhere(path: Path, run: Callable[[], object], check: Callable[[Path], None]) -> None:
+    """Kill `run` on copies of a store at `some_calls` that it makes, and `check` what is there."""
     kept, log = path.with_suffix(".kept"), path.with_suffix(".log")
     shutil.copytree(path, kept)
 
@@ -32,7 +33,7 @@ def kill_everywhere(path: Path, run: Callable[[], object], check: Callable[[Path
 
     code, calls = run_until(child, log)
     assert code == 0, log.read_text()
-    for k in range(0, len(calls), every):
+    for k in some_calls(len(calls)):
         shutil.rmtree(path)
         shutil.copytree(kept, path)
         code, made = run_until(child, log, k)  # it ends where its threads make fewer calls than those of the first run
@@ -83,7 +84,7 @@ def test_a_compaction_killed_at_any_call_is_completed_by_the_next(quick_path: Pa
         assert describe(path)["num_edges"] == E + 10
         assert leftovers(path) == []
 
-    kill_everywhere(path, lambda: compact(path), check, every=9)  # of some 250
+    kill_everywhere(path, lambda: compact(path), check)
 
 
 def test_a_store_whose_first_append_was_killed_by_an_earlier_ooc_is_a_store(quick_path: Path) -> None:

@@ -177,4 +177,4 @@ def test_killed_at_any_call_the_store_is_the_old_or_the_new_one(quick_path: Path
         compact(path)
         assert leftovers(path) == []
 
-    kill_everywhere(path, lambda: reduce(path, PCA), check, every=9)
+    kill_everywhere(path, lambda: reduce(path, PCA), check)

@@ -222,12 +222,12 @@ def test_an_append_of_several_types_and_its_compaction_are_killed_anywhere(quick
         assert describe(path)["appends"] == 0
         assert leftovers(path) == []
 
-    kill_everywhere(path, lambda: ooc.append(path, **own), after_append, every=14)
+    kill_everywhere(path, lambda: ooc.append(path, **own), after_append)
     shutil.rmtree(path)
     shutil.copytree(path.with_suffix(".kept"), path)
     shutil.rmtree(path.with_suffix(".kept"))
     ooc.append(path, **own)
-    kill_everywhere(path, lambda: compact(path), after_compaction, every=80)
+    kill_everywhere(path, lambda: compact(path), after_compaction)
 
 
 @pytest.mark.cases(3)

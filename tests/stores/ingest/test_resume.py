@@ -21,6 +21,7 @@ from ooc.stores.ingest.steps import Steps
 from ooc.stores.integrity import verify
 from ooc.stores.io.atomic import partial_path
 from tests.forked import python
+from tests.scale import some_calls
 from tools.bench.lib.killed_syscall import run_until
 
 
@@ -109,7 +110,7 @@ def test_an_ingest_killed_at_any_call_leaves_nothing_and_resumes_to_the_same_byt
     code, calls = killed_ingest(spec)
     assert code == 0
     want = tree(spec.out)
-    for k in range(0, len(calls), 7):
+    for k in some_calls(len(calls)):
         shutil.rmtree(spec.out)
         code = killed_ingest(spec, k)[0]
         assert code < 0 or k > len(calls) // 2, "threads of DuckDB make a few calls more or less"
