@@ -84,7 +84,7 @@ def test_labels_that_change_are_those_of_the_last_event_as_a_source(edges: Edges
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_events_of_overlapping_ranges_are_read_once(store: Path, length: int, stride: int, targets: bool) -> None:
     """targets: behind each range the next one's own events are asked for first, as forecasts do."""
     read = []

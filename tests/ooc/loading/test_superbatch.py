@@ -258,7 +258,7 @@ def test_features_that_someone_else_wrote_are_windowed_to_the_bit(ds, tmp_path, 
     assert loader.bytes_read >= loader.rows_read * x.itemsize * width
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(batch_size=st.integers(1, 40), max_batch=st.integers(5_000, 200_000), first=st.integers(1, 2000), edge_ids=st.booleans())
 def test_windows_hold_all_batches_in_order_within_their_bytes(ds, batch_size, max_batch, first, edge_ids):
     loader = NeighborLoader(ds, [2, 2], batch_size=batch_size, edge_ids=edge_ids)

@@ -157,8 +157,9 @@ def test_each_node_has_its_fan_out_of_the_other_edges(typed: Dataset, options: d
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("time_attr", [None, "joined", "edge_time"])
-@pytest.mark.parametrize("mode", ["binary", "triplet"])
+@pytest.mark.parametrize(
+    ("mode", "time_attr"), [("binary", None), ("binary", "edge_time"), ("triplet", None), ("triplet", "joined")]
+)
 def test_the_ends_of_a_link_share_a_tree_and_its_time(typed: Dataset, time_attr: str | None, mode: str) -> None:
     edges = edges_of()
     time = np.random.default_rng(5).integers(10, 40, 150)

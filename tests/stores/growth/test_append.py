@@ -22,7 +22,7 @@ from ooc.stores.growth.spec import AppendSpec
 from ooc.stores.ingest import IngestSpec, ingest
 from ooc.stores.integrity import verify
 
-FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 F = 3
 
 

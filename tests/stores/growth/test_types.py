@@ -105,7 +105,7 @@ def assert_same_data(one: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-@settings(FEW, max_examples=8)
+@settings(FEW, max_examples=4)
 @given(data=st.data(), read=st.booleans())
 def test_a_store_of_several_types_that_grew_is_one_ingested_whole(quick_path, small_blocks, data, read):  # type: ignore[no-untyped-def]
     """Array by array, byte for byte once it is compacted, and to a reader before: new nodes of either type, edges of either."""

@@ -21,7 +21,7 @@ from ooc.stores.ingest import IngestSpec, ingest, nodes
 from ooc.stores.ingest.edges import CscWriter, pack_bits
 from ooc.stores.integrity import verify
 
-FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 
 
 def reference(edges: Any, num_nodes: int, *, undirected: bool, drop_self_loops: bool, drop_duplicates: bool) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ooc.stores.errors import ConfigError, InputError, StoreError
 from ooc.stores.ingest import IngestSpec, ingest
 from ooc.stores.integrity import verify
 
-FEW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 N = 8
 
 

@@ -21,7 +21,7 @@ from ooc.stores.integrity import verify
 from ooc.stores.io.atomic import partial_path
 from tools.bench.lib.killed_syscall import run_until
 
-FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 
 
 def tree(path: Path) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from tests.pretended_cuda import pretended_cuda
 from tools.bench.gpu import device, rates, training
 from tools.bench.io import engines
 
-SIZES = {"nodes": 2000, "edges": 20000, "width": 8, "hidden": 8, "batch-size": 64, "batches": 4, "counted": 2, "warm": 2}
+SIZES = {"nodes": 600, "edges": 6000, "width": 8, "hidden": 8, "batch-size": 64, "batches": 4, "counted": 2, "warm": 2}
 TINY = [word for name, size in SIZES.items() for word in (f"--{name}", size)]
 
 
@@ -66,7 +66,7 @@ def test_training_is_timed_by_arms(
     assert found["delivered"]["loader"]["seconds_per_batch"] > 0
     lines = capfd.readouterr().out.splitlines()
     assert any(line.startswith("rows in RAM: ") and "sample " in line and "consumer " in line for line in lines)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "rmat-2000.ooc"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", f"rmat-{SIZES['nodes']}.ooc"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

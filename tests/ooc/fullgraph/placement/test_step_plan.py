@@ -70,7 +70,7 @@ def test_rows_that_no_backward_pass_needs_are_not_made_again_for_one() -> None:
     assert seconds_of(program, known, found.placement, room) == best_of_all(program, known, room)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(problems())
 def test_the_search_finds_what_trying_everything_finds(problem: tuple[Program, StepProfile, TierRoom]) -> None:
     assert_found_is_the_best(*problem)
@@ -94,11 +94,11 @@ def test_a_plan_fits_and_no_plan_that_treats_all_alike_is_faster(
 
 @pytest.mark.slow
 def test_deep_models_are_planned_in_time_and_within_the_bounds() -> None:
-    program = chain([16] * few(20, 32) + [4], saved=8)
+    program = chain([16] * few(20, 24) + [4], saved=8)
     known = profile(program, [3, 5, 2, 7, 1], speed=18)
     total = sum(value.nbytes for value in program.values)
     before = inf
-    for share in few((0.02, 0.3, 1.1), (0.02, 0.1, 0.3, 0.7, 1.1)):
+    for share in few((0.02, 0.3, 1.1), (0.02, 0.1, 0.3, 1.1)):
         plan = plan_step(program, known, TierRoom(int(total * share), 0, 10 * total))
         assert plan.seconds <= min([before, *(each for each in plan.static.values() if each is not None)])
         before = plan.seconds
