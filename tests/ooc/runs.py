@@ -53,7 +53,7 @@ def kill_at_random(begin: Callable[[Path], Python], folder: Path, same: Callable
     took, rng, killed = time.monotonic() - began, random.Random(5), 0
     for number in range(2):
         out = folder / f"run{number}"
-        for share in (earliest, rng.uniform(earliest, 1), rng.uniform(earliest, 1)):  # the whole run may have been a slow one
+        for share in (earliest, rng.uniform(earliest, 1)):  # the whole run may have been a slow one
             running = begin(out)
             time.sleep(share * took)
             with suppress(ProcessLookupError):  # it has come to its end

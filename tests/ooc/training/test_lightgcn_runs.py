@@ -140,8 +140,8 @@ def test_any_memory_and_any_kill_give_the_same_bits(store: Path, tmp_path: Path,
     assert all(len(each["columns"]) > 1 for each in cut_off)
 
 
-FLAGS = "--task link --mode lightgcn --hidden 32 --layers 2 --batch-size 32 --epochs 60 --lr 0.03 --l2 0.01 --eval-k 5"
-FLAGS += " --eval-every 20 --threads 1 --seed 3 --checkpoint-every 20"
+FLAGS = "--task link --mode lightgcn --hidden 32 --layers 2 --batch-size 32 --epochs 24 --lr 0.03 --l2 0.01 --eval-k 5"
+FLAGS += " --eval-every 8 --threads 1 --seed 3 --checkpoint-every 20"
 
 
 @pytest.mark.slow
