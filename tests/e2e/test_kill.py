@@ -28,7 +28,7 @@ from tests.forked import Python
 from tools.bench.kills.commands import make_types
 from tools.bench.lib.leftovers import differences
 
-KILLS = os.environ.get("OOC_TEST_KILLS", "3")
+KILLS = os.environ.get("OOC_TEST_KILLS", "2")
 """inside each place; a hundred take some minutes"""
 SEED = os.environ.get("OOC_TEST_SEED", str(random.randrange(10**6)))
 """of the moments: another one every time, named where a test fails"""

@@ -88,7 +88,7 @@ def test_torchrun_restarts_a_killed_run(make_store: MakeStore, tmp_path: Path) -
     store, work = make_store(num_nodes=203, num_edges=1500), tmp_path / "work"
     work.mkdir()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "--max-restarts", "1"]
-    words = [*torchrun, "-m", "ooc", "train", str(store), *FLAGS, "--epochs", "30", "--batch-size", "8"]
+    words = [*torchrun, "-m", "ooc", "train", str(store), *FLAGS, "--epochs", "10", "--batch-size", "8"]
     out = work / "runs" / "test-1"
     env = {**os.environ, "PYTHONPATH": os.getcwd()}
     process = subprocess.Popen(words, cwd=work, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -100,7 +100,7 @@ def test_torchrun_restarts_a_killed_run(make_store: MakeStore, tmp_path: Path) -
     assert process.returncode == 0, said
     steps, epochs = read_metrics(out)
     assert [line["step"] for line in steps] == list(range(len(steps)))
-    assert len(epochs) == 30
+    assert len(epochs) == 10
     assert [path.name for path in (work / "runs").iterdir()] == ["test-1"]
     taken = subprocess.run([*words, "--out", str(out)], cwd=work, env=env, capture_output=True, text=True)
     assert taken.returncode != 0
@@ -116,7 +116,7 @@ def test_a_rank_of_one_of_two_hosts_is_killed(make_store: MakeStore, tmp_path: P
     end = f"127.0.0.1:{free_port()}"
     agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
     agent += ["--rdzv-endpoint", end, "--rdzv-id", "two", "--max-restarts", "1"]
-    words = [*agent, *command(store, out, 30), "--batch-size", "8"]
+    words = [*agent, *command(store, out, 10), "--batch-size", "8"]
     hosts = [
         subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)
     ]
@@ -129,7 +129,7 @@ def test_a_rank_of_one_of_two_hosts_is_killed(make_store: MakeStore, tmp_path: P
     assert "cannot join" not in "".join(said)
     steps, epochs = read_metrics(out)
     assert [line["step"] for line in steps] == list(range(len(steps)))
-    assert len(epochs) == 30
+    assert len(epochs) == 10
 
 
 def test_a_rank_that_fails_ends_all_with_one_line(make_store: MakeStore, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ooc.stores.ingest import IngestSpec, ingest, join, spec_of
 from ooc.stores.ingest.shards import Shard
 from ooc.stores.integrity import verify
 from ooc.stores.io.atomic import partial_path
+from tests.scale import some_calls
 from tools.bench.lib.killed_syscall import run_until
 
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
@@ -265,7 +266,7 @@ def test_killed_at_any_call_it_leaves_nothing_and_the_same_call_completes_it(qui
     code, calls = killed(run, quick_path / "log")
     assert code == 0
     want = tree(out)
-    for k in range(0, len(calls), 7):
+    for k in some_calls(len(calls)):
         shutil.rmtree(out)
         assert (
             killed(run, quick_path / "log", k)[0] < 0 or k > len(calls) // 2
