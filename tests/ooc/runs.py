@@ -12,7 +12,7 @@ from typing import Any
 from ooc.config.nodes import TrainConfig
 from ooc.stores.process import resident_bytes
 from ooc.training.watchers import LineWatcher
-from tests.forked import Python
+from tests.forked import Python, python
 
 SMALL: dict[str, Any] = {"model": "sage", "hidden": 8, "fanout": [3, 3], "batch_size": 8, "epochs": 3, "seed": 5, "threads": 1}
 SMALL["plan"] = False  # it takes longer than such a run
@@ -48,6 +48,7 @@ def kill_at_random(begin: Callable[[Path], Python], folder: Path, same: Callable
     begin: starts or resumes the run in a directory; same: compares a completed run with that in `folder / "whole"`; earliest:
     of the moments, as a share of what a whole run takes.
     """
+    python("-c", "")  # the process that they are forked from has begun
     began = time.monotonic()
     assert begin(folder / "whole").wait().returncode == 0
     took, rng, killed = time.monotonic() - began, random.Random(5), 0
