@@ -1,6 +1,6 @@
 """A short run of some modes in the process that tests fork others from, which need not load the same modules and kernels again.
 
-A process that trains then takes half a second of a core, not two.
+An `ooc train` of such a size then takes a second of a core, not two and a half.
 """
 
 import tempfile

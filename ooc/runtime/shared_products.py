@@ -81,8 +81,9 @@ def _calls(products: Sequence[SharedProduct], in_ranges: bool, way: int) -> list
     if None in found or (in_ranges and len({each.out.size(0) for each in products}) > 1):
         return None
     calls = [each for each in found if each is not None]
-    whole_blocks = way == BY_MKL or (onednn.here() and all(call[N] >= ROWS_OF_BLOCK for call in calls))
-    return calls if whole_blocks else None
+    if way == BLOCKS_BY_ONEDNN and not (onednn.here() and all(call[N] >= ROWS_OF_BLOCK for call in calls)):
+        return None
+    return calls
 
 
 def share(products: Sequence[SharedProduct], threads: int, ranges: int = 0, way: int = BY_MKL) -> bool:
