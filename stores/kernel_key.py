@@ -139,14 +139,25 @@ def _describe_bytecode(code: CodeType, doc: str | None, seen: dict[int, int]) ->
 
 
 def _globals_of(code: CodeType, namespace: dict[str, Any]) -> Iterator[Any]:
-    """The values of all globals that the code reads, `module.name` as the value of that name."""
+    """The values of all globals that the code reads, `module.name` as the value of that name.
+
+    Those of attributes that are named as a global is count too, except where modules of ours are read: looking at instructions
+    would take a third of a kernel's loading.
+    """
+    read = [namespace[name] for name in code.co_names if name in namespace]
+    exact = any(isinstance(value, ModuleType) and not _by_name(value.__name__) for value in read)
+    yield from _values_read(code, namespace) if exact else read
+    for item in code.co_consts:
+        if isinstance(item, CodeType):
+            yield from _globals_of(item, namespace)
+
+
+def _values_read(code: CodeType, namespace: dict[str, Any]) -> Iterator[Any]:
+    """`_globals_of` without those in functions within, by the instructions."""
     instructions = list(dis.get_instructions(code))
     for k, instruction in enumerate(instructions):
         if instruction.opname == "LOAD_GLOBAL" and instruction.argval in namespace:
             yield from _attribute(namespace[instruction.argval], instructions[k + 1 :])
-    for item in code.co_consts:
-        if isinstance(item, CodeType):
-            yield from _globals_of(item, namespace)
 
 
 def _attribute(value: Any, following: Sequence[dis.Instruction]) -> Iterator[Any]:

@@ -3,8 +3,8 @@
 import mmap
 import threading
 import weakref
-from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -97,17 +97,23 @@ class Topology:
                 _touched[graph] = MappedRanges(graph)
             self._touched = _touched[graph]
         self._lock = threading.Lock()
+        self._reading: Future[int] | None = None
+
+    def begin(self) -> None:
+        """Begin to read the topology in a thread, if it is not read yet, so that `warm` waits for less."""
+        with self._lock:
+            if self._cold:
+                self._cold, self._reading = False, _in_thread(self._warm)
 
     def warm(self) -> None:
         """Read the topology sequentially before the first batch, which avoids minutes of page faults; numba, which the batch
         needs next, takes as long to begin, and does so meanwhile."""
+        self.begin()
         with self._lock:
-            if self._cold:
-                self._cold = False
-                with ThreadPoolExecutor(1, "ooc-warm") as reader:
-                    read = reader.submit(self._warm)
-                    load_numba()
-                    read.result()
+            if self._reading is not None:
+                reading, self._reading = self._reading, None
+                load_numba()
+                reading.result()
 
     def unmapped(self) -> int:
         """Bytes that future batches may still map; 0 if the graph is in RAM or its slots are not read."""
@@ -127,6 +133,20 @@ class Topology:
             slot = np.concatenate([slot, _parts(self._graph.indptr[node], self._graph.indptr[node + 1])])
         if self._touched.add(slot, self._most):
             self._graph.forget()
+
+
+def _in_thread(work: Callable[[], int]) -> "Future[int]":
+    """What `work` returns or raises, in a thread that does not keep the process from ending."""
+    result: Future[int] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="ooc-warm", daemon=True).start()
+    return result
 
 
 class HeteroTopology:
@@ -156,6 +176,12 @@ class HeteroTopology:
             )
             for key, graph in graphs.items()
         }
+
+    def begin(self) -> None:
+        """Begin to read the first one, which is the one that `warm` waits for first."""
+        first = next(iter(self._types.values()), None)
+        if first is not None:
+            first.begin()
 
     def warm(self) -> None:
         """Read all topologies sequentially before the first batch."""

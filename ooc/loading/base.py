@@ -190,6 +190,10 @@ class BatchLoader(EpochLoader):
     def _counts(self) -> ReadCounts:
         return self.strategy.stages.counts
 
+    def begin_reading(self) -> None:
+        """Begin to read the topology, which the first batch needs, while the caller prepares other things."""
+        self.strategy.stages.sample.topology.begin()
+
     @property
     def rows_read(self) -> int:
         """Feature rows read so far, for batches not yet delivered too; one that many batches read together want counts once."""

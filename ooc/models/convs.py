@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, GINEConv, SAGEConv
+from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, GINEConv, MessagePassing, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import softmax
 
@@ -142,7 +142,20 @@ def pre_aggregation_for(kind: Kind, in_channels: int, out_channels: int) -> PreA
     return None if early else PreAggregation(kind, out_channels)
 
 
-class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
+class OnBlocks:
+    """A convolution of PyG whose own `forward` does without PyG's `propagate`.
+
+    For `propagate` PyG writes a Python module for every class and imports it, which takes the first layer a tenth of a second.
+    """
+
+    _orig_propagate = _jinja_propagate = MessagePassing.propagate
+    _orig_edge_updater = _jinja_edge_updater = MessagePassing.edge_updater
+
+    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
+        """Write no module."""
+
+
+class BlockSAGEConv(OnBlocks, SAGEConv):  # type: ignore[misc]
     """PyG's SAGEConv with mean aggregation (Hamilton et al., 2017) on a block.
 
     The mean over sampled neighbors is already unbiased, so it is not rescaled; GraphSAINT's subgraphs provide weights
@@ -184,7 +197,7 @@ class BlockSAGEConv(SAGEConv):  # type: ignore[misc]
         return self.lin_l(weighted_sum(x, block, share)) + self_row
 
 
-class BlockGCNConv(GCNConv):  # type: ignore[misc]
+class BlockGCNConv(OnBlocks, GCNConv):  # type: ignore[misc]
     """PyG's GCNConv (Kipf & Welling, 2017) on a block; PyG's own does not accept bipartite input.
 
     Self-loops follow `add_remaining_self_loops`: those of the graph are replaced by one per node with weight 1, or the weight
@@ -262,7 +275,7 @@ def with_own_row(neighbor: Tensor, self_row: Tensor, block: Block) -> Tensor:
     return neighbor + own.to(self_row.dtype).unsqueeze(1) * self_row
 
 
-class BlockGINConv(GINConv):  # type: ignore[misc]
+class BlockGINConv(OnBlocks, GINConv):  # type: ignore[misc]
     """PyG's GINConv (Xu et al., 2019) with a two-layer perceptron on a block. Edge weights are ignored, as in PyG.
 
     `inner` is the width between the perceptron's layers (default: out_channels). Weighted sampling never picks edges of weight
@@ -287,7 +300,7 @@ class BlockGINConv(GINConv):  # type: ignore[misc]
         return self.nn(neighbor + (1 + self.eps) * x[: block.num_dst])
 
 
-class BlockGINEConv(GINEConv):  # type: ignore[misc]
+class BlockGINEConv(OnBlocks, GINEConv):  # type: ignore[misc]
     """PyG's GINEConv (Hu et al., 2020) with a two-layer perceptron on a block: GIN with edge features.
 
     A message is relu(source row + linear map of the edge's features), `Block.edge_attr` [e, edge_dim] or, for edge_dim 1, [e].
@@ -314,7 +327,7 @@ class BlockGINEConv(GINEConv):  # type: ignore[misc]
         return self.nn(neighbor + (1 + self.eps) * x[: block.num_dst])
 
 
-class BlockGATConv(GATConv):  # type: ignore[misc]
+class BlockGATConv(OnBlocks, GATConv):  # type: ignore[misc]
     """PyG's GATConv (Velickovic et al., 2018) on a block; self-loops are replaced by one per destination.
 
     Attention is normalized over the sampled neighbors, however drawn: nothing is rescaled. Edge weights are ignored, as
@@ -373,7 +386,7 @@ class BlockPropagation(nn.Module):
         return f"{self.channels}, alpha={self.alpha}, rescale={self.rescale}"
 
 
-class BlockGCN2Conv(GCN2Conv):  # type: ignore[misc]
+class BlockGCN2Conv(OnBlocks, GCN2Conv):  # type: ignore[misc]
     """PyG's GCN2Conv (GCNII: Chen et al., 2020) with shared weights, on a block.
 
     `alpha` is the weight of the initial rows; the layer's weight matrix counts for log(theta / layer + 1)(layer from 1).

@@ -19,7 +19,7 @@ from torch_geometric.utils import softmax
 from ooc.graph.aggregation import PreAggregation
 from ooc.graph.blocks import Block
 from ooc.graph.hetero import EdgeKey, HeteroBlock
-from ooc.models.convs import exact_dtype, narrow_first, pre_aggregation_for, weighted_sum
+from ooc.models.convs import OnBlocks, exact_dtype, narrow_first, pre_aggregation_for, weighted_sum
 from ooc.models.memory_efficient import sum_of_products
 
 TypedRows = dict[str, Tensor]
@@ -109,7 +109,7 @@ class RSAGEConv(nn.Module):
         return sums.rows()
 
 
-class BlockRGCNConv(RGCNConv):  # type: ignore[misc]
+class BlockRGCNConv(OnBlocks, RGCNConv):  # type: ignore[misc]
     """PyG's RGCNConv (Schlichtkrull et al., 2018) on the blocks of a heterogeneous graph, with its parameters and their names.
 
     Edge type number r has the weight matrix r; `num_bases` of them are shared bases of all. The rows of all node types have one
@@ -147,7 +147,7 @@ class BlockRGCNConv(RGCNConv):  # type: ignore[misc]
         return sums.rows()
 
 
-class BlockHGTConv(HGTConv):  # type: ignore[misc]
+class BlockHGTConv(OnBlocks, HGTConv):  # type: ignore[misc]
     """PyG's HGTConv (heterogeneous graph transformer; Hu et al., 2020) on blocks, with its parameters and their names.
 
     The maps of an edge type are applied to the destinations' queries and to their sums of values, which are fewer than the

@@ -54,6 +54,8 @@ where a helper does the last piece. _TAKEN: 1 while a caller has the board.
 """
 _BUSY, _WRONG, _RIGHT = range(3)
 """results of `_share`"""
+_SERVE = -1
+_NO_ROWS = np.empty((0, 0), np.int64)
 LOOKS = 20_000
 """times that a thread looks whether there is something to do before it sleeps: some 20 microseconds"""
 _sem_wait = types.ExternalFunction("sem_wait", types.int32(types.intp))
@@ -168,6 +170,15 @@ def _share(board: NDArray[np.int64], calls: Table, works: Table, pieces: Table, 
 
 
 @kernel
+def _take_part(board: NDArray[np.int64], calls: Table, works: Table, pieces: Table, phases: Table, helpers: int, looks: int) -> int:
+    """`_share`, or `_serve` where `helpers` is `_SERVE`: as one kernel, their code is loaded once, which takes a tenth of a
+    second."""
+    if helpers == _SERVE:
+        _serve(board, looks)
+    return _share(board, calls, works, pieces, phases, helpers, looks)
+
+
+@kernel
 def _do_alone(calls: Table, works: Table, pieces: Table) -> bool:
     """Do all pieces. Returns whether each could be done."""
     numbers, factors, own = np.empty(8, np.int32), np.empty(2, np.float32), np.empty(ARGUMENTS, np.int64)
@@ -245,7 +256,7 @@ class _Helpers:
                 while self._size < helpers:
                     self._add()
         self._leave_core_of_caller()
-        result = _share(self.board, *tables, helpers, LOOKS)
+        result = _take_part(self.board, *tables, helpers, LOOKS)
         return None if result == _BUSY else result == _RIGHT
 
     def _add(self) -> None:
@@ -257,7 +268,7 @@ class _Helpers:
         self._threads.append(threading.get_native_id())
         self._core = None
         with single_threaded():
-            _serve(self.board, LOOKS)
+            _take_part(self.board, *[_NO_ROWS] * 4, _SERVE, LOOKS)
 
     def _leave_core_of_caller(self) -> None:
         """Let helpers run on any core but the caller's, where it may run on others.

@@ -82,6 +82,7 @@ class BatchMode(BatchScoring):
             device = device_plan(self.device, config.gpu_memory, device_model_bytes(config, self.model))
             self.budget = replace(self.budget, device=device)
         self.loader = self._make_loader()
+        self.loader.begin_reading()
         self.budget = replace(self.budget, device=self.loader.budget.device)
         self.by_layers = has_layers(self.model) and not dataset.is_hetero
         self.evaluators = {} if self.scores_by_layers else self._make_evaluators()

@@ -1,4 +1,6 @@
-"""What keeps a mapped topology small: parts touched are counted, whoever touches them."""
+"""What keeps a mapped topology small: parts touched are counted, whoever touches them. And when it is read ahead."""
+
+import threading
 
 import numpy as np
 import pytest
@@ -67,6 +69,45 @@ def test_draws_by_weight_and_by_source_touch_every_slot_of_the_nodes_they_expand
     assert forgotten == []
     topology.trim(subgraph_of([0], node=0))
     assert forgotten == [graph]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_it_is_read_once_in_a_thread_that_the_first_batch_waits_for(monkeypatch, begun):
+    started, goes_on, reads = threading.Event(), threading.Event(), []
+
+    def read(self, weight):
+        started.set()
+        assert goes_on.wait(60)
+        reads.append(weight)
+        return 8
+
+    monkeypatch.setattr(Graph, "warm", read)
+    topology = Topology(graph_of([3]), "weight", 0, max_warm=PART)
+    if begun:
+        topology.begin()
+        topology.begin()
+        assert started.wait(60)
+    first = threading.Thread(target=topology.warm)
+    first.start()
+    assert started.wait(60)
+    assert reads == []
+    assert first.is_alive()
+    goes_on.set()
+    first.join(60)
+    topology.begin()
+    topology.warm()
+    assert reads == ["weight"]
+
+
+def test_the_first_batch_says_what_could_not_be_read(monkeypatch):
+    def fail(self, weight):
+        raise OSError("a sector is broken")
+
+    monkeypatch.setattr(Graph, "warm", fail)
+    topology = Topology(graph_of([3]), None, 0, max_warm=PART)
+    topology.begin()
+    with pytest.raises(OSError, match="a sector is broken"):
+        topology.warm()
 
 
 @given(st.lists(st.tuples(st.integers(0, 5 * PART), st.integers(0, 3 * PART)), max_size=8))

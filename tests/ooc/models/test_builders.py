@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv
 
 from ooc.graph.blocks import Block, blocks_of
 from ooc.models.builders import Model, build_model, full_blocks, last_loop_weight
@@ -56,6 +56,15 @@ class Plain(nn.Module):
 def make(name: str, **settings: object) -> Model:
     torch.manual_seed(1)
     return build_model(name, X_CHANNELS, HIDDEN, OUT, LAYERS, heads=4, output_heads=2, **settings)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "gcnii"])
+def test_pyg_writes_no_module_for_a_layer(name: str) -> None:
+    convs = [each for each in make(name).modules() if isinstance(each, MessagePassing)]
+    assert convs
+    assert all(type(each).propagate is MessagePassing.propagate for each in convs)
+    SAGEConv(2, 2)
+    assert SAGEConv.propagate is not MessagePassing.propagate  # as PyG does for a layer of its own
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor]:

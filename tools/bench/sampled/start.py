@@ -84,7 +84,8 @@ def read_libraries_anew() -> None:
 
 def _import_once() -> None:
     imports = "import ooc.training.verbs, torch._dynamo, torch_geometric.nn"
-    subprocess.run([sys.executable, "-c", imports], check=True)
+    of_first_kernel = "from ooc.stores.jit import load_numba; load_numba()"
+    subprocess.run([sys.executable, "-c", f"{imports}; {of_first_kernel}"], check=True)
 
 
 def first_step(program: str, store: Path, memory: str = "2GB", batch_size: int = 1024, cold: bool = False) -> Result:
