@@ -268,7 +268,7 @@ class _Helpers:
         self._threads.append(threading.get_native_id())
         self._core = None
         with single_threaded():
-            _take_part(self.board, *[_NO_ROWS] * 4, _SERVE, LOOKS)
+            _take_part(self.board, _NO_ROWS, _NO_ROWS, _NO_ROWS, _NO_ROWS, _SERVE, LOOKS)
 
     def _leave_core_of_caller(self) -> None:
         """Let helpers run on any core but the caller's, where it may run on others.
