@@ -55,11 +55,6 @@ def _hubs(index: Tensor, rows: Tensor, indptr: Tensor) -> list[int]:
     return [int(i) for i in torch.nonzero(indptr.diff() >= HUB_EDGES).flatten()]
 
 
-def has_hubs(indptr: Tensor) -> bool:
-    """Whether `bag_sum` has all threads sum up a bag."""
-    return len(indptr) > 1 and int(indptr[-1]) >= HUB_EDGES and bool((indptr.diff() >= HUB_EDGES).any())
-
-
 def _sum_hub(index: Tensor, rows: Tensor, value: Tensor | None, out: Tensor) -> None:
     """Set out [f] to the sum of the rows `index`, each times its value."""
     add: Callable[..., None] = _add_rows if value is None else _add_scaled_rows

@@ -5,8 +5,9 @@ layer-wise passes write and recomputation starts from (the view of GNNAutoScale 
 decoder after it work row by row.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice, pairwise, starmap
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -227,7 +228,7 @@ class LayerStack(NamedTuple):
         if initial is None:
             initial = out.self_row if isinstance(out, FirstLayerAggregates) else out
         mask = dropout_mask(out, float(getattr(layers[0], "dropout", 0.0)), layers[0].training) if square else None
-        ahead = [0.0] * len(layers) if seen or jumps else [*map(dropped_ahead, layers, layers[1:]), 0.0]
+        ahead = [0.0] * len(layers) if seen or jumps else [*starmap(dropped_ahead, pairwise(layers)), 0.0]
         return cls(layers, blocks, initial, mask, ahead, jumps), out
 
     def run(self, x: Any, plan: Recomputation, between: Between | None) -> tuple[Any, list[Tensor]]:
@@ -253,7 +254,7 @@ class LayerStack(NamedTuple):
         """Whether layers are this module's own, and drop their outputs themselves, as `sage_stack` does."""
         if not all(type(each) is Layer for each in self.layers) or self.mask is not None:
             return False
-        dropped = (each.dropout if each.training else 0.0 for each in self.layers[1:])
+        dropped = (each.dropout if each.training else 0.0 for each in islice(self.layers, 1, None))
         return all(p == own for p, own in zip(dropped, self.ahead, strict=False))
 
     def segment(self, x: Any, first: int, stop: int, sums: KeptSums | None = None) -> tuple[Any, list[Tensor]]:
@@ -374,8 +375,19 @@ def as_input(x: Any, *modules: nn.Module) -> Any:
         return x
     if not x.is_floating_point() and looks_up(*modules):
         return x
-    dtype = next((p.dtype for module in modules for p in module.parameters() if p.is_floating_point()), x.dtype)
-    return x.to(dtype)
+    return x.to(_dtype_of(modules) or x.dtype)
+
+
+def _dtype_of(modules: Iterable[nn.Module | None]) -> torch.dtype | None:
+    """Of the first parameter that is floating, as `Module.parameters` has them, which takes ten times as long to find it."""
+    for module in modules:
+        if module is None:
+            continue
+        own = next((p.dtype for p in module._parameters.values() if p is not None and p.is_floating_point()), None)
+        found = own or _dtype_of(module._modules.values())
+        if found is not None:
+            return found
+    return None
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as all_modules
 
+from ooc.graph import bag_sum
 from ooc.graph.aggregation import FirstLayerAggregates
-from ooc.graph.bag_sum import has_hubs
 from ooc.graph.blocks import Block
 from ooc.graph.shared_edges import edges_by_source
 from ooc.models.convs import BlockSAGEConv, made_once, mean_share, narrow_first
@@ -204,19 +204,24 @@ def _otherwise(block: Block, conv: BlockSAGEConv) -> bool:
     known = all(each.is_cpu and each.dtype is torch.int64 and each.stride(-1) == 1 for each in (block.edge_index, block.indptr))
     if not known or (block.share is not None and not plain(block.share)):
         return True
-    edges = block.edge_index.size(1)
-    if len(block.indptr) != block.num_dst + 1 or block.indptr[-1] != edges:
+    if block.indptr.size(0) != block.num_dst + 1:
         return True
-    if block.share is not None and len(block.share) != edges:
+    if block.share is not None and block.share.size(0) != block.edge_index.size(1):
         return True
-    if not _below(block.edge_index[0].numpy(), block.num_src):
+    if not _are_edges(block.edge_index[0].numpy(), block.indptr.numpy(), block.num_src, bag_sum.HUB_EDGES):
         return True
-    return narrow_first(block, conv.in_channels, conv.out_channels) or has_hubs(block.indptr)
+    return narrow_first(block, conv.in_channels, conv.out_channels)
 
 
 @kernel
-def _below(index: NDArray[np.int64], size: int) -> bool:
-    """Whether all are row numbers of a matrix of so many rows."""
+def _are_edges(index: NDArray[np.int64], indptr: NDArray[np.int64], size: int, many: int) -> bool:
+    """Whether all are row numbers of a matrix of so many rows, pointers ascend to their number, and no destination has so many
+    edges that `bag_sum` has all threads sum them up."""
+    if indptr[0] != 0 or indptr[-1] != len(index):
+        return False
+    for i in range(len(indptr) - 1):
+        if not 0 <= indptr[i + 1] - indptr[i] < many:
+            return False
     least, most = 0, -1
     for i in range(len(index)):
         least, most = min(least, index[i]), max(most, index[i])

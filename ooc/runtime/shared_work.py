@@ -170,7 +170,9 @@ def _share(board: NDArray[np.int64], calls: Table, works: Table, pieces: Table, 
 
 
 @kernel
-def _take_part(board: NDArray[np.int64], calls: Table, works: Table, pieces: Table, phases: Table, helpers: int, looks: int) -> int:
+def _take_part(
+    board: NDArray[np.int64], calls: Table, works: Table, pieces: Table, phases: Table, helpers: int, looks: int
+) -> int:
     """`_share`, or `_serve` where `helpers` is `_SERVE`: as one kernel, their code is loaded once, which takes a tenth of a
     second."""
     if helpers == _SERVE:

@@ -46,7 +46,7 @@ from ooc.temporal.window_task import (
     task_of,
 )
 from ooc.training.build import make_optimizer
-from ooc.training.mode import Scores
+from ooc.training.mode import Scores, clear_gradients
 from ooc.training.node_mode import labels_of
 from ooc.training.temporal_mode import TimeMode, link_loss
 
@@ -329,7 +329,7 @@ class SnapshotMode(TimeMode):
                 outcome = self.model.outcome(forecast, held)
                 self._loss(forecast, outcome, split).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+                clear_gradients(optimizer)
         self.model.eval()
         return outcome
 

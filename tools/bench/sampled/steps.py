@@ -58,6 +58,7 @@ def learner(ds: Any, layers: int, hidden: int, seed: int, dropout: float = 0.0) 
     from ooc.models.builders import build_model
     from ooc.models.user_models import forward_batch
     from ooc.runtime.crew import few, in_one_call, threads_kept, with_few
+    from ooc.training.mode import clear_gradients
 
     torch.manual_seed(seed)
     model = build_model("sage", ds.num_features, hidden, ds.num_classes, layers, dropout)
@@ -67,7 +68,7 @@ def learner(ds: Any, layers: int, hidden: int, seed: int, dropout: float = 0.0) 
     def step(batch: Any) -> float:
         logits = forward_batch(model, batch)
         loss = with_few(logits, lambda rows: F.cross_entropy(rows, batch.y[: batch.batch_size]))  # as `ooc train` does
-        optimizer.zero_grad()
+        clear_gradients(optimizer)
         with threads_kept():
             loss.backward()  # type: ignore[no-untyped-call]
         with few(parameters):
