@@ -9,6 +9,7 @@ import enum
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -117,7 +118,7 @@ def _describe_class(value: type, seen: dict[int, int]) -> str:
 def _describe_function(function: FunctionType, seen: dict[int, int]) -> str:
     """Its bytecode, and all that it refers to."""
     describe = partial(_describe, seen=seen)
-    used = [describe(value) for value in _globals_of(function.__code__, function.__globals__)]
+    used = _describe_globals(function, seen)
     cells = [describe(cell.cell_contents) for cell in function.__closure__ or ()]
     defaults = [describe(value) for value in (*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items()))]
     overloads = [describe(value) for value in getattr(function, "overloads", ())]
@@ -138,36 +139,50 @@ def _describe_bytecode(code: CodeType, doc: str | None, seen: dict[int, int]) ->
     return f"{hashlib.sha256(code.co_code + code.co_exceptiontable).hexdigest()} {constants} {names} {counts}"
 
 
-def _globals_of(code: CodeType, namespace: dict[str, Any]) -> Iterator[Any]:
-    """The values of all globals that the code reads, `module.name` as the value of that name.
+def _describe_globals(function: FunctionType, seen: dict[int, int]) -> list[str]:
+    """All globals that a function reads, by name.
 
-    Those of attributes that are named as a global is count too, except where modules of ours are read: looking at instructions
-    would take a third of a kernel's loading.
+    A global also counts where only an attribute of that name is read, as looking at instructions takes a third of a kernel's
+    loading. They are looked at where a module of ours is read, or what seems to be read cannot be described.
     """
-    read = [namespace[name] for name in code.co_names if name in namespace]
-    exact = any(isinstance(value, ModuleType) and not _by_name(value.__name__) for value in read)
-    yield from _values_read(code, namespace) if exact else read
+    code, namespace = function.__code__, function.__globals__
+    named = [(name, namespace[name]) for name in _names_of(code) if name in namespace]
+    if not any(isinstance(value, ModuleType) and not _by_name(value.__name__) for _, value in named):
+        before = dict(seen)
+        with suppress(NoKeyError):
+            return [f"{name} {_describe(value, seen)}" for name, value in named]
+        seen.clear()
+        seen.update(before)  # what was described is not in the key yet
+    return [f"{name} {_describe(value, seen)}" for name, value in _globals_of(code, namespace)]
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    """The names of globals and attributes in the code, and in functions within."""
+    yield from code.co_names
+    for item in code.co_consts:
+        if isinstance(item, CodeType):
+            yield from _names_of(item)
+
+
+def _globals_of(code: CodeType, namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The names and values of all globals that the code reads, `module.name` as the value of that name."""
+    instructions = list(dis.get_instructions(code))
+    for k, instruction in enumerate(instructions):
+        if instruction.opname == "LOAD_GLOBAL" and instruction.argval in namespace:
+            yield instruction.argval, _attribute(namespace[instruction.argval], instructions[k + 1 :])
     for item in code.co_consts:
         if isinstance(item, CodeType):
             yield from _globals_of(item, namespace)
 
 
-def _values_read(code: CodeType, namespace: dict[str, Any]) -> Iterator[Any]:
-    """`_globals_of` without those in functions within, by the instructions."""
-    instructions = list(dis.get_instructions(code))
-    for k, instruction in enumerate(instructions):
-        if instruction.opname == "LOAD_GLOBAL" and instruction.argval in namespace:
-            yield from _attribute(namespace[instruction.argval], instructions[k + 1 :])
-
-
-def _attribute(value: Any, following: Sequence[dis.Instruction]) -> Iterator[Any]:
+def _attribute(value: Any, following: Sequence[dis.Instruction]) -> Any:
     """What is meant by a global and the attributes that are read of it next, as far as it is a module."""
     for instruction in following:
         if not isinstance(value, ModuleType) or instruction.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
             break
         name = instruction.argval
         value = f"{value.__name__}.{name}" if _by_name(value.__name__) else getattr(value, name)
-    yield value
+    return value
 
 
 def _by_name(module: str) -> bool:

@@ -269,6 +269,7 @@ CONTAINERS |= {"WeakKeyDictionary", "WeakSet", "WeakValueDictionary"}
 CHANGES = {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "setdefault"}
 CHANGES |= {"update"}
 SHARED = {
+    "ooc.graph.mapped_topology._topologies": "whose reading a child process begins anew",
     "ooc.graph.mapped_topology._touched": "counts which pages the process has mapped, for all loaders of a graph",
     "ooc.loading.feature_cache._registries": "rows kept in memory for the next pipeline: which are read, not what they are",
     "ooc.loading.row_pool._pools": "rows in the memory of GPUs: which are read, not what they are",

@@ -1,6 +1,7 @@
 """Memory-mapped topology: tracks which parts of a graph's edges are mapped and releases them in time."""
 
 import mmap
+import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping
@@ -98,6 +99,7 @@ class Topology:
             self._touched = _touched[graph]
         self._lock = threading.Lock()
         self._reading: Future[int] | None = None
+        _topologies.add(self)
 
     def begin(self) -> None:
         """Begin to read the topology in a thread, if it is not read yet, so that `warm` waits for less."""
@@ -107,13 +109,21 @@ class Topology:
 
     def warm(self) -> None:
         """Read the topology sequentially before the first batch, which avoids minutes of page faults; numba, which the batch
-        needs next, takes as long to begin, and does so meanwhile."""
+        needs next, takes as long to begin, and does so meanwhile. Where it could not be read, the next call reads it anew."""
         self.begin()
         with self._lock:
-            if self._reading is not None:
-                reading, self._reading = self._reading, None
-                load_numba()
-                reading.result()
+            if self._reading is None:
+                return
+            load_numba()
+            error = self._reading.exception()
+            self._cold, self._reading = error is not None, None
+            if error is not None:
+                raise error
+
+    def forget_reading(self) -> None:
+        """In a child process, which has neither the thread that reads nor those that wait for it."""
+        self._lock = threading.Lock()
+        self._cold, self._reading = self._cold or self._reading is not None, None
 
     def unmapped(self) -> int:
         """Bytes that future batches may still map; 0 if the graph is in RAM or its slots are not read."""
@@ -145,8 +155,22 @@ def _in_thread(work: Callable[[], int]) -> "Future[int]":
         except BaseException as error:
             result.set_exception(error)
 
-    threading.Thread(target=run, name="ooc-warm", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="ooc-warm", daemon=True).start()
+    except RuntimeError:  # the system has no thread left
+        run()
     return result
+
+
+_topologies: "weakref.WeakSet[Topology]" = weakref.WeakSet()
+
+
+def _forget_readings() -> None:
+    for topology in _topologies:
+        topology.forget_reading()
+
+
+os.register_at_fork(after_in_child=_forget_readings)
 
 
 class HeteroTopology:
@@ -178,10 +202,9 @@ class HeteroTopology:
         }
 
     def begin(self) -> None:
-        """Begin to read the first one, which is the one that `warm` waits for first."""
-        first = next(iter(self._types.values()), None)
-        if first is not None:
-            first.begin()
+        """Begin to read all topologies, each in a thread."""
+        for topology in self._types.values():
+            topology.begin()
 
     def warm(self) -> None:
         """Read all topologies sequentially before the first batch."""

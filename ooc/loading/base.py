@@ -191,7 +191,8 @@ class BatchLoader(EpochLoader):
         return self.strategy.stages.counts
 
     def begin_reading(self) -> None:
-        """Begin to read the topology, which the first batch needs, while the caller prepares other things."""
+        """Begin to read the topology, which the first batch needs, while the caller prepares other things. The first batch
+        raises what goes wrong."""
         self.strategy.stages.sample.topology.begin()
 
     @property

@@ -146,9 +146,11 @@ class OnBlocks:
     """A convolution of PyG whose own `forward` does without PyG's `propagate`.
 
     For `propagate` PyG writes a Python module for every class and imports it, which takes the first layer a tenth of a second.
+    A PyG that does so by another method than this one only takes that time.
     """
 
-    _orig_propagate = _jinja_propagate = MessagePassing.propagate
+    propagate, edge_updater = MessagePassing.propagate, MessagePassing.edge_updater
+    _orig_propagate = _jinja_propagate = MessagePassing.propagate  # PyG's setter of `explain` takes these from the class
     _orig_edge_updater = _jinja_edge_updater = MessagePassing.edge_updater
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:

@@ -5,7 +5,7 @@ layer-wise passes write and recomputation starts from (the view of GNNAutoScale 
 decoder after it work row by row.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice, pairwise, starmap
 from typing import Any, Literal, NamedTuple, Self
@@ -378,15 +378,13 @@ def as_input(x: Any, *modules: nn.Module) -> Any:
     return x.to(_dtype_of(modules) or x.dtype)
 
 
-def _dtype_of(modules: Iterable[nn.Module | None]) -> torch.dtype | None:
-    """Of the first parameter that is floating, as `Module.parameters` has them, which takes ten times as long to find it."""
+def _dtype_of(modules: Sequence[nn.Module]) -> torch.dtype | None:
+    """The type of the first floating-point parameter, in the order of `Module.parameters`, which takes longer to find it."""
     for module in modules:
-        if module is None:
-            continue
-        own = next((p.dtype for p in module._parameters.values() if p is not None and p.is_floating_point()), None)
-        found = own or _dtype_of(module._modules.values())
-        if found is not None:
-            return found
+        for part in module.modules():
+            for parameter in part._parameters.values():
+                if parameter is not None and parameter.is_floating_point():
+                    return parameter.dtype
     return None
 
 

@@ -215,8 +215,8 @@ def _otherwise(block: Block, conv: BlockSAGEConv) -> bool:
 
 @kernel
 def _are_edges(index: NDArray[np.int64], indptr: NDArray[np.int64], size: int, many: int) -> bool:
-    """Whether all are row numbers of a matrix of so many rows, pointers ascend to their number, and no destination has so many
-    edges that `bag_sum` has all threads sum them up."""
+    """Whether all indices are row numbers below `size`, the pointers ascend from 0 to the number of indices, and no destination
+    has `many` edges or more."""
     if indptr[0] != 0 or indptr[-1] != len(index):
         return False
     for i in range(len(indptr) - 1):

@@ -54,8 +54,8 @@ where a helper does the last piece. _TAKEN: 1 while a caller has the board.
 """
 _BUSY, _WRONG, _RIGHT = range(3)
 """results of `_share`"""
-_SERVE = -1
-_NO_ROWS = np.empty((0, 0), np.int64)
+_SERVE, _NO_ROWS = -1, np.empty((0, 0), np.int64)
+"""what `_take_part` is given by a helper: in place of its number of helpers, and of each table, whose type it has"""
 LOOKS = 20_000
 """times that a thread looks whether there is something to do before it sleeps: some 20 microseconds"""
 _sem_wait = types.ExternalFunction("sem_wait", types.int32(types.intp))
@@ -173,8 +173,8 @@ def _share(board: NDArray[np.int64], calls: Table, works: Table, pieces: Table, 
 def _take_part(
     board: NDArray[np.int64], calls: Table, works: Table, pieces: Table, phases: Table, helpers: int, looks: int
 ) -> int:
-    """`_share`, or `_serve` where `helpers` is `_SERVE`: as one kernel, their code is loaded once, which takes a tenth of a
-    second."""
+    """`_share`, or `_serve`, which does not return, where `helpers` is `_SERVE`. One kernel for both, so that numba loads their
+    code once: a second one takes a tenth of a second."""
     if helpers == _SERVE:
         _serve(board, looks)
     return _share(board, calls, works, pieces, phases, helpers, looks)

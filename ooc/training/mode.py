@@ -92,7 +92,8 @@ class RunContext(Protocol):
 
 
 def clear_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """`optimizer.zero_grad()`, which torch records for its profiler: that takes longer than a small model's gradients do."""
+    """`optimizer.zero_grad()` of torch's optimizers, without a record for torch's profiler, which takes longer than clearing
+    the gradients of a small model."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None

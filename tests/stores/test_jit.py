@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
@@ -171,6 +172,37 @@ def test_what_cannot_be_described_has_no_key(unknown: Any) -> None:
     with pytest.raises(NoKeyError, match=r"cannot be described|used as a value"):
         kernel_key(total, (types.int64,))
     assert KernelCache(total)._path((types.int64,), SimpleNamespace(magic_tuple=tuple)) is None
+
+
+def described(function: Callable[..., Any], **namespace: Any) -> str:
+    """The key of a kernel with these globals."""
+    return kernel_key(kernel(FunctionType(function.__code__, {"__name__": "made", **namespace})), (types.int64,))
+
+
+def test_a_global_counts_under_its_name() -> None:
+    def between(a: int, b: int) -> int:
+        return max(min(a, b), b)
+
+    @kernel
+    def given(a: int, b: int) -> int:
+        return a - b
+
+    assert len({described(between), described(between, max=given), described(between, min=given)}) == 3
+
+
+def test_an_attribute_may_have_the_name_of_what_cannot_be_described() -> None:
+    def length(a: Any) -> Any:
+        return helper(a.size)  # type: ignore[name-defined] # noqa: F821
+
+    def one(x: int) -> int:
+        return x + 1
+
+    def two(x: int) -> int:
+        return x + 2
+
+    found = [described(length, helper=kernel(each), size=object()) for each in (one, two, one)]
+    assert found[0] == found[2] != found[1]
+    assert described(length, helper=kernel(one), size=3) != described(length, helper=kernel(one), size=4)  # it may be read
 
 
 def test_where_exceptions_are_handled_counts() -> None:

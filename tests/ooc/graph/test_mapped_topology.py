@@ -1,5 +1,6 @@
 """What keeps a mapped topology small: parts touched are counted, whoever touches them. And when it is read ahead."""
 
+import os
 import threading
 
 import numpy as np
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from ooc.graph.blocks import Subgraph
 from ooc.graph.mapped_topology import MappedRanges, Topology, _parts
 from ooc.stores.graph import Graph
+from ooc.stores.jit import load_numba
+from tests.forked import in_child
 
 PART = 2**14
 
@@ -99,15 +102,54 @@ def test_it_is_read_once_in_a_thread_that_the_first_batch_waits_for(monkeypatch,
     assert reads == ["weight"]
 
 
-def test_the_first_batch_says_what_could_not_be_read(monkeypatch):
-    def fail(self, weight):
-        raise OSError("a sector is broken")
+def test_every_batch_says_what_could_not_be_read_until_it_can(monkeypatch):
+    texts = "a sector is broken", "another one"
+    left = list(texts)
 
-    monkeypatch.setattr(Graph, "warm", fail)
+    def read(self, weight):
+        if left:
+            raise OSError(left.pop(0))
+        return 8
+
+    monkeypatch.setattr(Graph, "warm", read)
     topology = Topology(graph_of([3]), None, 0, max_warm=PART)
     topology.begin()
-    with pytest.raises(OSError, match="a sector is broken"):
-        topology.warm()
+    for text in texts:
+        with pytest.raises(OSError, match=text):
+            topology.warm()
+    topology.warm()
+
+
+def test_it_is_read_by_the_caller_where_there_is_no_thread_left(monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    reads = []
+    monkeypatch.setattr(Graph, "warm", lambda self, weight: reads.append(weight) or 8)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    Topology(graph_of([3]), None, 0, max_warm=PART).warm()
+    assert reads == [None]
+
+
+def test_a_child_process_reads_what_its_parent_was_reading(monkeypatch):
+    started, goes_on = threading.Event(), threading.Event()
+    parent = os.getpid()
+
+    def read(self, weight):
+        started.set()
+        assert os.getpid() != parent or goes_on.wait(60)
+        return 8
+
+    monkeypatch.setattr(Graph, "warm", read)
+    load_numba()  # which has a lock of its own
+    topology = Topology(graph_of([3]), None, 0, max_warm=PART)
+    topology.begin()
+    waiting = threading.Thread(target=topology.warm)  # has the lock
+    waiting.start()
+    assert started.wait(60)
+    assert in_child(topology.warm) == 0
+    goes_on.set()
+    waiting.join(60)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5 * PART), st.integers(0, 3 * PART)), max_size=8))

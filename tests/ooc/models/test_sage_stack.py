@@ -276,6 +276,14 @@ def with_pointers_too_few(case: Case) -> None:
     case.blocks[1] = case.blocks[1]._replace(indptr=case.blocks[1].indptr[:-1])
 
 
+def with_pointers_that_begin_later(case: Case) -> None:
+    case.blocks[1].indptr[0] = 1
+
+
+def with_pointers_that_descend(case: Case) -> None:
+    case.blocks[1].indptr[1] = case.blocks[1].indptr[2] + 1
+
+
 def with_shares_too_few(case: Case) -> None:
     case.blocks[1] = case.blocks[1]._replace(share=torch.ones(3))
 
@@ -301,6 +309,8 @@ OTHERWISE = [
     with_an_index_too_large,
     with_a_negative_index,
     with_pointers_too_few,
+    with_pointers_that_begin_later,
+    with_pointers_that_descend,
     with_shares_too_few,
     of_widths_that_do_not_follow,
     of_another_weight,
