@@ -111,15 +111,15 @@ class Segments:
         """
         self.fill()
         scratch = np.empty(_BLOCK_BYTES, np.uint8)
-        for path, begin, payload in zip(self.paths, self.start.tolist(), self.payload.tolist(), strict=False):
-            with _opened(path, payload) as fd:
-                os.posix_fadvise(fd, 0, payload, os.POSIX_FADV_SEQUENTIAL)
-                for offset in range(0, payload, len(scratch)):
-                    block = scratch[: payload - offset]
-                    _fill(fd, path, offset, block)
-                    if self.sums is not None:
-                        self.sums.see(begin + offset, block)
-                    yield begin + offset, block
+        # Each block by a file descriptor of its own: along one, Linux's readahead takes ever larger folios, and in a virtual
+        # machine that gives free memory back to its host these are slow to get (386 MB: 0.6 s, with small ones 0.23 s).
+        for first, payload in zip(self.start.tolist(), self.payload.tolist(), strict=False):
+            for begin in range(first, first + payload, len(scratch)):
+                block = scratch[: first + payload - begin]
+                self._read(begin, block)
+                if self.sums is not None:
+                    self.sums.see(begin, block)
+                yield begin, block
 
     def check(self, offset: NDArray[np.int64], length: NDArray[np.int64]) -> None:
         """Read the chunks that the extents touch (int64[k] each, bytes) and compare those that were not compared yet.
