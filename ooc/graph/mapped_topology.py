@@ -36,6 +36,10 @@ class MappedRanges:
         """whether the limit was ever exceeded"""
         self._lock = threading.Lock()
 
+    def renew_lock(self) -> None:
+        """In a child process, in which no thread is left that may have held it."""
+        self._lock = threading.Lock()
+
     def left(self, most: int) -> int:
         """Parts that may still be touched out of `most`; 0 once the limit was exceeded."""
         with self._lock:
@@ -69,7 +73,8 @@ _touched_lock = threading.Lock()
 
 
 class Topology:
-    """Bounds the mapped memory of a memory-mapped graph (per graph, over all its loaders), and reads it ahead once if it fits.
+    """Bounds the mapped memory of a memory-mapped graph (per graph, over all its loaders), and reads it ahead if it fits, once
+    for each loader.
 
     `max_mapped` bytes of the slot arrays may be mapped, more by a single batch. Of a topology whose slots take more than
     `max_warm` bytes of page cache only `indptr` is read ahead. `mapped` says whether sampling reads `indices` through the map,
@@ -165,12 +170,16 @@ def _in_thread(work: Callable[[], int]) -> "Future[int]":
 _topologies: "weakref.WeakSet[Topology]" = weakref.WeakSet()
 
 
-def _forget_readings() -> None:
+def _begin_in_child() -> None:
+    global _touched_lock
+    _touched_lock = threading.Lock()
+    for ranges in _touched.values():
+        ranges.renew_lock()
     for topology in _topologies:
         topology.forget_reading()
 
 
-os.register_at_fork(after_in_child=_forget_readings)
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 class HeteroTopology:

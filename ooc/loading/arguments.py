@@ -147,6 +147,10 @@ def renamed(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return decorate
 
 
+_OF_LABOR = ("layer_dependency", "batch_dependency", "importance")
+"""arguments of a sampler, which GraphBolt's loaders have themselves"""
+
+
 def check_pyg_arguments(arguments: Mapping[str, Any], own: Sequence[str], loader: str = "NeighborLoader") -> None:
     """Warn of arguments that change nothing here; raise ConfigError for one that is unknown or asks for something else.
 
@@ -159,6 +163,8 @@ def check_pyg_arguments(arguments: Mapping[str, Any], own: Sequence[str], loader
         elif name not in _REFUSED:
             meant = closest(name, [*_NO_EFFECT, *_REFUSED, *own])
             hint = f": did you mean {meant!r}?" if meant else ""
+            if name in _OF_LABOR:
+                hint = f": give sampler=ooc.Labor({name}=...)"
             raise ConfigError(f"{loader} has no argument {name!r}{hint}")
         elif not any(value is allowed or _same(value, allowed) for allowed in _REFUSED[name][0]):
             raise ConfigError(f"{loader} cannot take {name}={value!r}: {_REFUSED[name][1]}; leave it out")

@@ -21,6 +21,7 @@ from ooc.sampling.links import AnySeeds, Seeds, TypedSeeds
 from ooc.sampling.source_draws import kept_bytes
 from ooc.stores.arrays.rows import AnyArray
 from ooc.stores.arrays.whole import whole
+from ooc.stores.closest import closest
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.graph import Graph
@@ -222,9 +223,14 @@ def sampler_of(sampler: Any) -> Labor | LayerWise | None:
     known |= {name: LayerWise(name) for name in LAYER_WISE}
     if isinstance(sampler, str) and sampler in known:
         return known[sampler]
+    if sampler is Labor or sampler is LayerWise:
+        raise ConfigError(f"sampler is the class ooc.{sampler.__name__}: give an object, as ooc.{sampler.__name__}(...)")
+    kinds = f"sampler must be 'neighbor', 'labor', {', '.join(map(repr, LAYER_WISE))}, ooc.Labor(...) or ooc.LayerWise(...)"
+    if isinstance(sampler, str):
+        meant = closest(sampler.lower(), known)
+        raise ConfigError(f"{kinds}, not {sampler!r}" + (f": did you mean {meant!r}?" if meant else ""))
     raise ConfigError(
-        f"sampler must be 'neighbor', 'labor', {', '.join(map(repr, LAYER_WISE))}, ooc.Labor(...) or ooc.LayerWise(...), not "
-        f"{sampler!r}; the order of seeds comes from shuffle and seed, or give input_nodes in your own order"
+        f"{kinds}, not {sampler!r}; the order of seeds comes from shuffle and seed, or give input_nodes in your own order"
     )
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as all_modules
+from torch_geometric.nn.dense import Linear
 
 from ooc.graph import bag_sum
 from ooc.graph.aggregation import FirstLayerAggregates
@@ -163,7 +164,10 @@ def _is_plain(layer: Any) -> bool:
     """Whether a layer is a convolution of GraphSAGE and an activation alone, of parameters that kernels know."""
     if type(layer.conv) is not BlockSAGEConv or type(layer.norm) is not nn.Identity or layer.residual or layer.mlp is not None:
         return False
-    conv, weights = layer.conv, _weights(layer.conv)
+    conv = layer.conv
+    if not type(conv.lin_l) is type(conv.lin_r) is Linear:  # an adapter in its place has a forward of its own
+        return False
+    weights = _weights(conv)
     wide, long = (conv.out_channels, conv.in_channels), (conv.out_channels,)
     shapes = [each.shape for each in weights] == [wide, long, wide]
     return shapes and all(type(each) is nn.Parameter and plain(each) for each in weights)

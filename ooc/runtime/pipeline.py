@@ -187,9 +187,7 @@ class _State:
                     item.nbytes = int(size_of(value))
             item.value = value
         except StopIteration as error:
-            stray = RuntimeError("a stage raised StopIteration")  # the consumer would take it for the end
-            stray.__cause__ = error
-            self._end(position, item, stray if position else None, name)
+            self._end(position, item, _stray(error) if position else None, name)
             return None
         except BaseException as error:  # re-raised at the consumer
             self._end(position, item, error, name)
@@ -282,6 +280,17 @@ class _State:
             heap.clear()
         if self.before is not None:
             self.before.join()
+
+
+def _stray(error: StopIteration) -> RuntimeError:
+    """What a consumer gets in place of a stage's StopIteration, which it would take for the end.
+
+    Not made in `_State.work`, whose frame is in the error's traceback: a local name for it there would keep the thread's batch
+    in memory.
+    """
+    stray = RuntimeError("a stage raised StopIteration")
+    stray.__cause__ = error
+    return stray
 
 
 def _serve(state: _State, position: int) -> None:

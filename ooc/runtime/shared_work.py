@@ -54,8 +54,10 @@ where a helper does the last piece. _TAKEN: 1 while a caller has the board.
 """
 _BUSY, _WRONG, _RIGHT = range(3)
 """results of `_share`"""
-_SERVE, _NO_ROWS = -1, np.empty((0, 0), np.int64)
-"""what `_take_part` is given by a helper: in place of its number of helpers, and of each table, whose type it has"""
+_SERVE = -1
+"""given to `_take_part` by a helper, in place of the number of helpers that a caller wakes"""
+_NO_ROWS = np.empty((0, 0), np.int64)
+"""given to `_take_part` by a helper, in place of each of a caller's tables"""
 LOOKS = 20_000
 """times that a thread looks whether there is something to do before it sleeps: some 20 microseconds"""
 _sem_wait = types.ExternalFunction("sem_wait", types.int32(types.intp))

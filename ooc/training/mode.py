@@ -322,5 +322,11 @@ class Mode(ABC):
         besides `result`, what it says of every run."""
 
     def close(self) -> None:
-        """Give back files and threads, each whatever closing another raises; idempotent, and allowed before `open`."""
-        self.opened.close()
+        """Give back files and threads, each whatever closing another raises; idempotent, and allowed before `open`.
+
+        The run goes too: it has this mode, and what refers to each other stays in memory until Python's garbage collector runs.
+        """
+        try:
+            self.opened.close()
+        finally:
+            vars(self).pop("run", None)

@@ -106,20 +106,21 @@ class Segments:
     def blocks(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Read the whole array sequentially and compare it with its checksums: yields (first virtual byte, bytes).
 
-        A block is valid until the next one, and the last one of a file is shorter. Raises StoreError as `read` does, and for a
-        chunk that does not match its checksum.
+        A block is valid until the next one, and the last one of a file may be shorter. Raises StoreError as `read` does, and
+        for a chunk that does not match its checksum.
         """
         self.fill()
         scratch = np.empty(_BLOCK_BYTES, np.uint8)
         # Each block by a file descriptor of its own: along one, Linux's readahead takes ever larger folios, and in a virtual
         # machine that gives free memory back to its host these are slow to get (386 MB: 0.6 s, with small ones 0.23 s).
-        for first, payload in zip(self.start.tolist(), self.payload.tolist(), strict=False):
-            for begin in range(first, first + payload, len(scratch)):
-                block = scratch[: first + payload - begin]
-                self._read(begin, block)
+        for path, begin, payload in zip(self.paths, self.start.tolist(), self.payload.tolist(), strict=False):
+            for offset in range(0, payload, len(scratch)):
+                block = scratch[: payload - offset]
+                with _opened(path, payload) as fd:
+                    _fill(fd, path, offset, block)
                 if self.sums is not None:
-                    self.sums.see(begin, block)
-                yield begin, block
+                    self.sums.see(begin + offset, block)
+                yield begin + offset, block
 
     def check(self, offset: NDArray[np.int64], length: NDArray[np.int64]) -> None:
         """Read the chunks that the extents touch (int64[k] each, bytes) and compare those that were not compared yet.
@@ -172,9 +173,9 @@ def map_segments(segments: Segments, random: bool = True, checked: bool = False,
     """Map all payloads as one read-only uint8[total], file after file in one address range (MAP_FIXED).
 
     `random` sets MADV_RANDOM (no readahead). A `private` map can be written to, which copies the page and leaves the file as it
-    is. The map lives as long as any array over it. If a page cannot be read, the process
-    ends with an error message; with `checked`, the page is read as zeros and `check_map` raises StoreError afterwards. Raises
-    StoreError if a file is shorter than its payload or cannot be opened.
+    is. The map lives as long as any array over it. If a page cannot be read, the process ends with an error message; with
+    `checked`, the page is read as zeros and `check_map` raises StoreError afterwards. Raises StoreError if a file is shorter
+    than its payload or cannot be opened.
 
     >>> indices = map_segments(segments).view(np.int32)
     """

@@ -128,6 +128,29 @@ def test_a_failure_of_nbytes_names_its_stage():
         next(pipeline)
 
 
+def test_the_end_of_the_source_keeps_nothing_in_memory():
+    """No error of it refers to itself, which only Python's garbage collector would find."""
+
+    class Source:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            raise StopIteration
+
+    source = Source()
+    alive = weakref.ref(source)
+    gc.collect()
+    gc.disable()
+    try:
+        with Pipeline(source, [Stage("read", lambda item: item)], max_bytes=1) as pipeline:
+            assert list(pipeline) == []
+        del pipeline, source
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
 def test_a_stray_stop_iteration_is_not_taken_for_the_end():
     def run(item):
         raise StopIteration

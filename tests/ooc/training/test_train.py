@@ -1,5 +1,6 @@
 """Training: a plain loop written out here gives the same losses; resuming gives them to the bit; nothing is lost."""
 
+import gc
 import inspect
 import json
 import sys
@@ -14,6 +15,7 @@ import torch
 from torch_geometric.nn import SAGEConv
 
 import ooc
+from ooc.loading.base import BatchLoader
 from ooc.models.convs import BlockSAGEConv
 from ooc.runtime.keyed_random import Purpose, key
 from ooc.stores.dataset import Dataset
@@ -56,6 +58,23 @@ def test_losses_equal_those_of_a_plain_loop(make_store: MakeStore, tmp_path: Pat
     best = max(epochs, key=lambda line: line["val"]["accuracy"])
     assert summary["metrics"]["val"] == best["val"]
     assert summary["best_epoch"] == best["epoch"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"mode": "history", "fanout": [], "layers": 2, "parts": 3}], ids=["sampled", "history"]
+)
+def test_a_run_leaves_nothing_in_memory(make_store: MakeStore, tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Nothing waits for Python's garbage collector, which may not run for a long time: so the next run has the memory."""
+    config = configure(make_store(), tmp_path / "run", **settings)
+    gc.collect()
+    before = {id(each) for each in gc.get_objects()}
+    gc.disable()
+    try:
+        train(config)
+        new = [each for each in gc.get_objects() if id(each) not in before]
+        assert [type(each).__name__ for each in new if isinstance(each, Mode | BatchLoader)] == []
+    finally:
+        gc.enable()
 
 
 def test_every_step_is_logged_once_and_the_summary_is_whole(make_store: MakeStore, tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from ooc.stores.arrays.zarr_rows import ShardedRows, open_zarr_rows
 from ooc.stores.arrays.zarr_write import Appender
-from ooc.stores.io.segments import forget, mapping_of, warm
+from ooc.stores.errors import StoreError
+from ooc.stores.io.segments import Segments, forget, mapping_of, warm
 
 
 def mapped(folder: Path, array: np.ndarray) -> np.ndarray:
@@ -45,6 +47,23 @@ def test_warm_and_forget_keep_the_bytes(tmp_path: Path) -> None:
     forget(array)
     assert resident_pages(holder.address, holder.nbytes) == 0
     np.testing.assert_array_equal(array, wanted)
+
+
+def test_blocks_are_the_bytes_of_files_one_after_the_other(tmp_path: Path) -> None:
+    wanted = np.random.default_rng(1).integers(0, 256, 3 * 2**20 + 5000).astype(np.uint8)
+    payload = np.array([2**20 + 4096, 0, 2**21 + 904])
+    segments = Segments(tuple(tmp_path / name for name in "abc"), payload)
+    for path, first, nbytes in zip(segments.paths, segments.start, payload, strict=False):
+        path.write_bytes(wanted[first : first + nbytes].tobytes() + bytes(7))  # what follows the payload is not the array's
+    got = [(begin, block.copy()) for begin, block in segments.blocks()]
+    assert [begin for begin, _ in got] == [0, 2**20, 2**20 + 4096, 2**21 + 4096, 3 * 2**20 + 4096]
+    np.testing.assert_array_equal(np.concatenate([block for _, block in got]), wanted)
+
+
+def test_a_file_that_is_too_short_is_named_before_any_block_of_it(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(3 * 2**20))
+    with pytest.raises(StoreError, match=f"{3 * 2**20} bytes where {2**23} belong"):
+        next(Segments((tmp_path / "a",), np.array([2**23])).blocks())
 
 
 def test_pages_of_a_warm_map_are_not_the_first_to_be_given_up(tmp_path: Path) -> None:
