@@ -171,15 +171,14 @@ _topologies: "weakref.WeakSet[Topology]" = weakref.WeakSet()
 
 
 def _begin_in_child() -> None:
-    global _touched_lock
-    _touched_lock = threading.Lock()
+    _touched_lock.release()
     for ranges in _touched.values():
         ranges.renew_lock()
     for topology in _topologies:
         topology.forget_reading()
 
 
-os.register_at_fork(after_in_child=_begin_in_child)
+os.register_at_fork(before=_touched_lock.acquire, after_in_parent=_touched_lock.release, after_in_child=_begin_in_child)
 
 
 class HeteroTopology:
