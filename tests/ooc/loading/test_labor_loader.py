@@ -206,7 +206,10 @@ def test_what_does_not_fit_is_refused_in_a_line(ds: Dataset) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"replace": True}, "sampler='labor' draws without replacement: leave out replace"),
         ({"disjoint": True}, "sampler='labor' .* cannot be combined with disjoint"),
-        ({"sampler": "labour"}, "sampler must be 'neighbor', 'labor', 'ladies'"),
+        ({"sampler": "labour"}, "sampler must be 'neighbor', 'labor', 'ladies'.*, not 'labour': did you mean 'labor'"),
+        ({"sampler": "LABOR"}, "did you mean 'labor'"),
+        ({"sampler": ooc.Labor}, r"sampler is the class ooc.Labor: give an object, as ooc.Labor\(...\)"),
+        ({"layer_dependency": True}, r"no argument 'layer_dependency': give sampler=ooc.Labor\(layer_dependency=...\)"),
         ({"sampler": torch.utils.data.SequentialSampler(range(3))}, "the order of seeds comes from shuffle"),
     ]
     for given, message in cases:

@@ -301,6 +301,16 @@ def with_a_function_of_its_own(case: Case) -> None:
     conv.forward = lambda x, block: 2 * type(conv).forward(conv, x, block)
 
 
+def with_an_adapter(case: Case) -> None:
+    """As for fine-tuning: a layer's own parameters stay where they are, and its product is another one."""
+
+    class Adapter(type(case.model.layers[0].conv.lin_r)):  # type: ignore[misc]
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    case.model.layers[0].conv.lin_r.__class__ = Adapter
+
+
 def that_comes_twice(case: Case) -> None:
     case.model.layers[1].conv.lin_r.weight = case.model.layers[1].conv.lin_l.weight
 
@@ -315,6 +325,7 @@ OTHERWISE = [
     of_widths_that_do_not_follow,
     of_another_weight,
     with_a_function_of_its_own,
+    with_an_adapter,
     that_comes_twice,
     with_hook,
     frozen,
