@@ -7,6 +7,8 @@ from typing import Any, cast
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from ooc.stores.closest import closest
+
 _MOST_SHOWN = 100
 """characters of a value in a message"""
 
@@ -33,6 +35,9 @@ def fault_of(error: ValidationError, values: Mapping[str, Any]) -> str:
     words = [each["msg"].removeprefix("Input should be ") for each in of_first if each["type"] == "literal_error"]
     if fault["type"] != "literal_error" and words:  # alternatives, such as a number or a word
         message = " or ".join([message, *words])
+    named = re.findall(r"'([^']+)'", message) if words else []
+    if isinstance(fault["input"], str) and (meant := closest(fault["input"], named)):
+        message += f": did you mean {meant!r}?"
     return f"{_place(fault, values)} is invalid: {message}"
 
 

@@ -82,12 +82,12 @@ class BatchMode(BatchScoring):
             device = device_plan(self.device, config.gpu_memory, device_model_bytes(config, self.model))
             self.budget = replace(self.budget, device=device)
         self.loader = self._make_loader()
-        self.loader.begin_reading()
         self.budget = replace(self.budget, device=self.loader.budget.device)
         self.by_layers = has_layers(self.model) and not dataset.is_hetero
         self.evaluators = {} if self.scores_by_layers else self._make_evaluators()
         if self._scores_full_neighborhoods:
             self._check_scored()
+        self.loader.begin_reading()
         self._share_block_policy()
         self.loss_of = self._make_loss()
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")

@@ -232,6 +232,20 @@ def test_an_unreadable_file_is_named(tmp_path: Path, name: str, text: str) -> No
         load_config(tmp_path / "absent.toml", BASE)
 
 
+@pytest.mark.parametrize(
+    ("values", "end"),
+    [
+        ({"sampler": "LABOUR"}, ": did you mean 'labor'?"),
+        ({"optimizer": "adm"}, "did you mean 'adam'?"),
+        ({"sampler": "x"}, "'learned'"),
+    ],
+)
+def test_a_word_that_is_misspelt_is_named(values: dict[str, object], end: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {**BASE, **values})
+    assert str(caught.value).endswith(end)
+
+
 def test_defaults_fill_in_a_fanout_a_layer() -> None:
     config = load_config(None, {**BASE, "layers": 3, "batch_size": 7})
     assert config.fanout == config.eval_fanout == [10, 10, 10]
