@@ -23,6 +23,7 @@ from ooc.graph.hetero import EdgeKey
 from ooc.runtime.messages import warn_user
 from ooc.sampling.edge_split import HeldOut
 from ooc.sampling.hetero_neighbor import check_fanouts
+from ooc.sampling.labor import Labor
 from ooc.sampling.links import Seeds
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, Ids
@@ -147,10 +148,6 @@ def renamed(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return decorate
 
 
-_OF_LABOR = ("layer_dependency", "batch_dependency", "importance")
-"""arguments of a sampler, which GraphBolt's loaders have themselves"""
-
-
 def check_pyg_arguments(arguments: Mapping[str, Any], own: Sequence[str], loader: str = "NeighborLoader") -> None:
     """Warn of arguments that change nothing here; raise ConfigError for one that is unknown or asks for something else.
 
@@ -163,7 +160,7 @@ def check_pyg_arguments(arguments: Mapping[str, Any], own: Sequence[str], loader
         elif name not in _REFUSED:
             meant = closest(name, [*_NO_EFFECT, *_REFUSED, *own])
             hint = f": did you mean {meant!r}?" if meant else ""
-            if name in _OF_LABOR:
+            if "sampler" in own and name in Labor.__dataclass_fields__:
                 hint = f": give sampler=ooc.Labor({name}=...)"
             raise ConfigError(f"{loader} has no argument {name!r}{hint}")
         elif not any(value is allowed or _same(value, allowed) for allowed in _REFUSED[name][0]):

@@ -227,7 +227,7 @@ def sampler_of(sampler: Any) -> Labor | LayerWise | None:
         raise ConfigError(f"sampler is the class ooc.{sampler.__name__}: give an object, as ooc.{sampler.__name__}(...)")
     kinds = f"sampler must be 'neighbor', 'labor', {', '.join(map(repr, LAYER_WISE))}, ooc.Labor(...) or ooc.LayerWise(...)"
     if isinstance(sampler, str):
-        meant = closest(sampler.lower(), known)
+        meant = closest(sampler, known)
         raise ConfigError(f"{kinds}, not {sampler!r}" + (f": did you mean {meant!r}?" if meant else ""))
     raise ConfigError(
         f"{kinds}, not {sampler!r}; the order of seeds comes from shuffle and seed, or give input_nodes in your own order"

@@ -1,6 +1,7 @@
 """What keeps a mapped topology small: parts touched are counted, whoever touches them. And when it is read ahead."""
 
 import os
+import signal
 import threading
 
 import numpy as np
@@ -150,6 +151,18 @@ def test_a_child_process_reads_what_its_parent_was_reading(monkeypatch):
     assert in_child(topology.warm) == 0
     goes_on.set()
     waiting.join(60)
+
+
+def test_a_child_process_records_slots_while_its_parent_does():
+    topology = Topology(graph_of([3]), None, 1 << 30, max_warm=PART)
+
+    def record() -> None:
+        signal.alarm(30)  # ends a process that waits for ever
+        topology.trim_edges(np.array([0]), np.array([0]))
+        Topology(graph_of([3]), None, 0, max_warm=PART)
+
+    with topology._touched._lock:
+        assert in_child(record) == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 5 * PART), st.integers(0, 3 * PART)), max_size=8))

@@ -106,7 +106,7 @@ def test_a_plan_whose_scores_take_the_time_says_what_helps(make_store: MakeStore
     settings: dict[str, Any] = {"store": store, "hidden": 8, "batch_size": 1, "epochs": 10**6}
     assert "of the time: `evaluate=layerwise` computes" in ooc.plan(**settings, mode="cluster", parts=1, layers=3).advice
     assert "`evaluate" not in ooc.plan(**{**settings, "epochs": 1}, mode="cluster", parts=1, layers=3).advice
-    advice = ooc.plan(**{**settings, "batch_size": 1024}, mode="sampled", fanout=[2], eval_fanout=[-1], eval_batch_size=1).advice
+    advice = ooc.plan(**{**settings, "batch_size": 999}, mode="sampled", fanout=[2], eval_fanout=[-1], eval_batch_size=1).advice
     assert "a larger `eval_every` or `eval_batch_size` would help" in advice
 
 
