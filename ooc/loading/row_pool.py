@@ -201,6 +201,8 @@ class RowPool:
         if self._full:
             return
         with self._lock:
+            if self._full:  # by another thread, for which this one has waited
+                return
             in_order = not len(self.slots.slot)
             by_ring = isinstance(self._rows, SegmentRows) and in_order
             with closing(self._by_ring() if by_ring else self._by_host()) as filling:

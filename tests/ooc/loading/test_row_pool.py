@@ -2,6 +2,8 @@
 
 import dataclasses
 import gc
+import threading
+import time
 from collections import deque
 from itertools import islice
 from pathlib import Path
@@ -127,6 +129,29 @@ def test_a_pool_is_filled_once_and_goes_on_where_it_was_stopped(
                 ahead = row_pool.READ_AHEAD * pool.piece_rows
                 assert 0 <= after[0] - len(there) <= ahead  # what was read ahead when it was stopped is read again
                 assert torch.equal(pool.values.cpu(), stored_tensor(every[there], encoding))
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+def test_a_thread_that_waits_while_another_fills_a_pool_makes_no_buffers(
+    make_store: MakeStore, tmp_path: Path, small_pieces: None, scattered: bool
+) -> None:
+    store, source = stored(make_store, tmp_path, "float32")
+    with Dataset.open(store, features={"x": source}) as ds, pretended_cuda() as device:
+        pool = RowPool(ds.stored("x"), ds.encoding("x"), slots_of(1.0, scattered), torch.device("cuda"), Counted())
+        waiting = threading.Thread(target=pool.fill, args=(lambda: False,))
+        locked = []
+
+        def begin_waiting() -> bool:
+            if not locked:
+                waiting.start()
+                time.sleep(0.05)  # enough for it to reach the lock
+            locked.append(device.counts[REGISTERED])
+            return False
+
+        pool.fill(begin_waiting)
+        waiting.join()
+        assert locked[0] > 0
+        assert device.counts[REGISTERED] == locked[-1], device.counts.told(REGISTERED)
 
 
 @settings(deadline=None, max_examples=30)
