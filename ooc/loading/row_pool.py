@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -33,6 +33,8 @@ from ooc.stores.jit import kernel
 
 READ_AHEAD, COPIED = 2, 2
 """page-locked pieces of scattered rows that are being read or wait, and that are being copied"""
+_NOTICED_SECONDS = 0.2
+"""within which a thread that waits for another to fill a pool notices that it is stopped"""
 _MOST_COUNT = 2**12
 """from which on rows are wanted alike"""
 _IN_ORDER = np.empty(0, np.int32)
@@ -200,7 +202,7 @@ class RowPool:
         """Read what is not there yet, and return when all is; any thread. Raises Stopped; the next call goes on from there."""
         if self._full:
             return
-        with self._lock:
+        with self._turn(stopped):
             if self._full:  # by another thread, for which this one has waited
                 return
             in_order = not len(self.slots.slot)
@@ -212,6 +214,17 @@ class RowPool:
                         raise Stopped
             self._full = True  # all copies have ended
 
+    @contextmanager
+    def _turn(self, stopped: Callable[[], bool]) -> Iterator[None]:
+        """Wait until no other thread fills the pool. Raises Stopped."""
+        while not self._lock.acquire(timeout=_NOTICED_SECONDS):
+            if stopped():
+                raise Stopped
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     def _by_ring(self) -> Generator[int, None, None]:
         """Places filled so far, with rows in the order of the file, by the engine that fills this device the fastest."""
         rows: Any = self._rows
@@ -220,14 +233,16 @@ class RowPool:
         engine = rows.checked(engine_into(self.device, rows.segments, self._engine))
         with closing(engine), closing(self._ring_for(engine)) as ring:
             plans = (rows.range_plan(*each) for each in pieces)
-            for (begin, end), (plan, piece) in zip(pieces, ring.pieces(plans), strict=True):
-                first = begin * row_bytes - int(plan.offset[0])
-                values = piece[first : first + (end - begin) * row_bytes].view(self.values.dtype)
-                self.values[begin:end] = values.view(self.values[begin:end].shape)
-                self._read(end - begin, plan.nbytes)
-                yield end
-            if self.device.type == "cuda":
-                torch.cuda.current_stream(self.device).synchronize()
+            try:
+                for (begin, end), (plan, piece) in zip(pieces, ring.pieces(plans), strict=True):
+                    first = begin * row_bytes - int(plan.offset[0])
+                    values = piece[first : first + (end - begin) * row_bytes].view(self.values.dtype)
+                    self.values[begin:end] = values.view(self.values[begin:end].shape)
+                    self._read(end - begin, plan.nbytes)
+                    yield end
+            finally:  # a fill that was stopped is continued by another thread, perhaps on another stream
+                if self.device.type == "cuda":
+                    torch.cuda.current_stream(self.device).synchronize()
 
     def _ring_for(self, engine: Engine) -> DeviceRing:
         return DeviceRing(engine, self.device, self.piece_rows * self._rows.row_bytes + 2 * PAGE_BYTES)

@@ -3,8 +3,8 @@
 import dataclasses
 import gc
 import threading
-import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -131,27 +131,44 @@ def test_a_pool_is_filled_once_and_goes_on_where_it_was_stopped(
                 assert torch.equal(pool.values.cpu(), stored_tensor(every[there], encoding))
 
 
-@pytest.mark.parametrize("scattered", [False, True])
-def test_a_thread_that_waits_while_another_fills_a_pool_makes_no_buffers(
-    make_store: MakeStore, tmp_path: Path, small_pieces: None, scattered: bool
+class NotingLock:
+    """A lock that says when a thread waits for it."""
+
+    def __init__(self) -> None:
+        self._lock, self.waiting = threading.Lock(), threading.Event()
+
+    def acquire(self, timeout: float) -> bool:
+        if self._lock.acquire(blocking=False):
+            return True
+        self.waiting.set()
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_thread_that_waits_while_another_fills_a_pool_makes_no_buffers_and_can_be_stopped(
+    make_store: MakeStore, tmp_path: Path, small_pieces: None, is_stopped: bool
 ) -> None:
     store, source = stored(make_store, tmp_path, "float32")
-    with Dataset.open(store, features={"x": source}) as ds, pretended_cuda() as device:
-        pool = RowPool(ds.stored("x"), ds.encoding("x"), slots_of(1.0, scattered), torch.device("cuda"), Counted())
-        waiting = threading.Thread(target=pool.fill, args=(lambda: False,))
-        locked = []
+    with Dataset.open(store, features={"x": source}) as ds, pretended_cuda() as device, ThreadPoolExecutor(1) as threads:
+        pool = RowPool(ds.stored("x"), ds.encoding("x"), slots_of(1.0), torch.device("cuda"), Counted())
+        lock: Any = NotingLock()
+        pool._lock = lock
+        others, locked = [], []
 
-        def begin_waiting() -> bool:
-            if not locked:
-                waiting.start()
-                time.sleep(0.05)  # enough for it to reach the lock
-            locked.append(device.counts[REGISTERED])
+        def fill_in_another_thread() -> bool:
+            if not others:
+                others.append(threads.submit(pool.fill, lambda: is_stopped))
+                assert lock.waiting.wait(60)
+                locked.append(device.counts[REGISTERED])
+                assert not is_stopped or isinstance(others[0].exception(60), Stopped)  # while this thread fills the pool
             return False
 
-        pool.fill(begin_waiting)
-        waiting.join()
-        assert locked[0] > 0
-        assert device.counts[REGISTERED] == locked[-1], device.counts.told(REGISTERED)
+        pool.fill(fill_in_another_thread)
+        assert is_stopped or others[0].result(60) is None
+        assert device.counts[REGISTERED] == locked[0] > 0, device.counts.told(REGISTERED)
 
 
 @settings(deadline=None, max_examples=30)
