@@ -27,5 +27,15 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     return names[found[0]] if found else None
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that is not known: the `closest` one, nothing where none is close.
+
+    >>> did_you_mean("modle", ["mode", "model", "lr"])
+    ": did you mean 'model'?"
+    """
+    meant = closest(word, known)
+    return f": did you mean {meant!r}?" if meant else ""
+
+
 def _plain(name: str) -> str:
     return name.lower().replace("-", "_")

@@ -7,7 +7,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ooc.stores.closest import closest
+from ooc.stores.closest import did_you_mean
 
 _MOST_SHOWN = 100
 """characters of a value in a message"""
@@ -36,8 +36,8 @@ def fault_of(error: ValidationError, values: Mapping[str, Any]) -> str:
     if fault["type"] != "literal_error" and words:  # alternatives, such as a number or a word
         message = " or ".join([message, *words])
     named = re.findall(r"'([^']+)'", message) if words else []
-    if isinstance(fault["input"], str) and (meant := closest(fault["input"], named)):
-        message += f": did you mean {meant!r}?"
+    if isinstance(fault["input"], str):
+        message += did_you_mean(fault["input"], named)
     return f"{_place(fault, values)} is invalid: {message}"
 
 

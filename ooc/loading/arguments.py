@@ -27,7 +27,7 @@ from ooc.sampling.labor import Labor
 from ooc.sampling.links import Seeds
 from ooc.stores.arrays.members import Members
 from ooc.stores.arrays.rows import AnyArray, Ids
-from ooc.stores.closest import closest
+from ooc.stores.closest import did_you_mean
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.graph import Graph
@@ -158,10 +158,8 @@ def check_pyg_arguments(arguments: Mapping[str, Any], own: Sequence[str], loader
         if name in _NO_EFFECT:
             idle += [name] if value not in _NO_EFFECT[name] else []
         elif name not in _REFUSED:
-            meant = closest(name, [*_NO_EFFECT, *_REFUSED, *own])
-            hint = f": did you mean {meant!r}?" if meant else ""
-            if "sampler" in own and name in Labor.__dataclass_fields__:
-                hint = f": give sampler=ooc.Labor({name}=...)"
+            of_labor = "sampler" in own and name in Labor.__dataclass_fields__
+            hint = f": give sampler=ooc.Labor({name}=...)" if of_labor else did_you_mean(name, [*_NO_EFFECT, *_REFUSED, *own])
             raise ConfigError(f"{loader} has no argument {name!r}{hint}")
         elif not any(value is allowed or _same(value, allowed) for allowed in _REFUSED[name][0]):
             raise ConfigError(f"{loader} cannot take {name}={value!r}: {_REFUSED[name][1]}; leave it out")

@@ -21,7 +21,7 @@ from ooc.sampling.links import AnySeeds, Seeds, TypedSeeds
 from ooc.sampling.source_draws import kept_bytes
 from ooc.stores.arrays.rows import AnyArray
 from ooc.stores.arrays.whole import whole
-from ooc.stores.closest import closest
+from ooc.stores.closest import did_you_mean
 from ooc.stores.dataset import Dataset
 from ooc.stores.errors import ConfigError, InputError
 from ooc.stores.graph import Graph
@@ -227,8 +227,7 @@ def sampler_of(sampler: Any) -> Labor | LayerWise | None:
         raise ConfigError(f"sampler is the class ooc.{sampler.__name__}: give an object, as ooc.{sampler.__name__}(...)")
     kinds = f"sampler must be 'neighbor', 'labor', {', '.join(map(repr, LAYER_WISE))}, ooc.Labor(...) or ooc.LayerWise(...)"
     if isinstance(sampler, str):
-        meant = closest(sampler, known)
-        raise ConfigError(f"{kinds}, not {sampler!r}" + (f": did you mean {meant!r}?" if meant else ""))
+        raise ConfigError(f"{kinds}, not {sampler!r}{did_you_mean(sampler, known)}")
     raise ConfigError(
         f"{kinds}, not {sampler!r}; the order of seeds comes from shuffle and seed, or give input_nodes in your own order"
     )

@@ -32,7 +32,7 @@ MOST_PASSES = 24
 CLOSE = 1e-9
 """residual of an eigenvector, relative to its eigenvalue, at which it is done"""
 _ROUNDING = 1e-13
-"""the same relative to the largest eigenvalue, as products are no more exact"""
+"""residual, relative to the largest eigenvalue, at which it is done, too: matrix products are not more accurate than that"""
 _PARTS = 8
 
 
